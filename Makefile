@@ -1,0 +1,30 @@
+# Two commands do everything: `make demo` and `make test`. Both set up what they need first.
+.PHONY: demo test soak bench lock setup setup-dev lint clean
+
+setup:
+	@python3 deploy/setup.py run
+
+setup-dev:
+	@python3 deploy/setup.py dev
+
+demo: setup
+	@.venv/bin/glottis demo
+
+lint:
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+
+test: setup-dev lint
+	.venv/bin/pytest
+
+soak: setup-dev
+	.venv/bin/pytest -m soak --timeout=1800
+
+lock:
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url requirements/run.in -o requirements/run.txt
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url requirements/dev.in -o requirements/dev.txt
+
+clean:
+	rm -rf .venv demo-out *.egg-info

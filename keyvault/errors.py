@@ -1,0 +1,71 @@
+"""What the key vault refuses or cannot do. Each error's `code` is stable; its docstring is the default message."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class KeyVaultError(Exception):
+    """The key vault could not do this."""
+
+    code: ClassVar[str] = "key_vault_error"
+    fix: ClassVar[str] = "Run `glottis doctor`; it names the part that fails."
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or (type(self).__doc__ or self.code).strip().splitlines()[0])
+
+
+class HsmUnavailable(KeyVaultError):
+    """The HSM did not answer."""
+
+    code = "hsm_unavailable"
+    fix = "Retry; if it lasts, check the PKCS#11 module and its token with `glottis doctor`."
+
+
+class PinRejected(HsmUnavailable):
+    """The token refused the PIN; no second attempt was made."""
+
+    code = "pin_rejected"
+    fix = "Put the right PIN into the PIN file and start again: one login is tried per start."
+
+
+class PromiseBroken(KeyVaultError):
+    """The module or token allows what a promise forbids."""
+
+    code = "hsm_promise_broken"
+    fix = "Use a module that enforces the template named in the message; do not start without it."
+
+
+class KeyNotFound(KeyVaultError):
+    """No such key version."""
+
+    code = "key_version_not_found"
+    fix = "Name a key version that exists; another version is never used instead."
+
+
+class KeyStateForbids(KeyVaultError):
+    """The key's state does not allow this operation."""
+
+    code = "key_state_forbids"
+    fix = "See the key's state with `glottis keys show`."
+
+
+class UnwrapRejected(KeyVaultError):
+    """The token refused to unwrap this key."""
+
+    code = "unwrap_rejected"
+    fix = "The wrapped key does not belong to this master or template; nothing was opened."
+
+
+class RecordTampered(KeyVaultError):
+    """A stored record does not carry the MAC it was written with."""
+
+    code = "record_tampered"
+    fix = "Somebody changed the row outside Glottis: restore it from a backup and look at the audit log."
+
+
+class SealBroken(KeyVaultError):
+    """Sealed data does not open under its own key and context."""
+
+    code = "seal_broken"
+    fix = "The sealed row was changed or belongs to another voice; nothing was opened."

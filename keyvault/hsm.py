@@ -1,0 +1,94 @@
+"""The HSM in our words: what Glottis asks of a token, and what each answer promises.
+
+Implemented over PKCS#11 by `pkcs11_hsm.py` and, for faults that a real token cannot be made to show on demand, by a fake
+in the tests that passes the same contract tests. No method ever returns the bytes of a key.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from keyvault.locked import LockedBuffer
+
+
+class KeyName(StrEnum):
+    """Long-lived keys by purpose: one key, one use (SP 800-57 Part 1, 5.2). The label inside the token is the value."""
+
+    RECORD_MAC = "record-mac"  # AES-CMAC over wrapped-key records and authority rows
+    TOKEN_SIGNER = "token-signer"  # P-256: access tokens
+    PROVENANCE_SIGNER = "provenance-signer"  # P-256: receipts
+    SITE_IDENTITY = "site-identity"  # P-256: sync statements
+    AUDIT_PSEUDONYM = "audit-pseudonym"  # HMAC-SHA256: pseudonyms in log leaves
+    AUDIT_DETAIL = "audit-detail"  # AES-256-GCM: details beside the leaves
+    CHECKPOINT_SIGNER = "checkpoint-signer"  # Ed25519, log token
+    CERTIFICATE_AUTHORITY = "certificate-authority"  # P-256, officer token
+
+
+@dataclass(frozen=True, order=True)
+class RingMaster:
+    """A master key (KEK) version of a ring. Version numbers start at 1 and are never used again."""
+
+    ring: str
+    version: int
+
+    @property
+    def label(self) -> str:
+        return f"ring/{self.ring}/{self.version}"
+
+
+class NewDek(Protocol):
+    """A voice's AES-256 key just made in the token, for sealing only, until the `with` block ends."""
+
+    @property
+    def wrapped(self) -> bytes:
+        """The key wrapped under its ring master (AES key wrap, RFC 3394)."""
+
+    def seal(self, plaintext: LockedBuffer, length: int, aad: bytes) -> bytes:
+        """AES-256-GCM of the first `length` bytes, read from the locked buffer by pointer: nonce(12) | ciphertext | tag(16)."""
+
+
+class OpenDek(Protocol):
+    """A voice's key unwrapped in the token, for opening only, until the `with` block ends."""
+
+    def open_into(self, sealed: bytes, aad: bytes, target: LockedBuffer, offset: int = 0) -> int:
+        """Decrypt straight into `target` at `offset`; returns the length. Raises SealBroken, and leaves zeros there."""
+
+
+class Hsm(Protocol):
+    """One token, logged in once for the life of the process. Methods may be called from any thread."""
+
+    def masters(self) -> tuple[RingMaster, ...]:
+        """Ring masters that the token holds, TRUSTED and checked at start, in order."""
+
+    def new_dek(self, master: RingMaster) -> AbstractContextManager[NewDek]:
+        """Make a DEK as a session object and wrap it under `master`; destroyed when the block ends. Raises KeyNotFound."""
+
+    def open_dek(self, master: RingMaster, wrapped: bytes) -> AbstractContextManager[OpenDek]:
+        """Unwrap with the full template; destroyed when the block ends. Raises KeyNotFound, UnwrapRejected."""
+
+    def rewrap(self, wrapped: bytes, source: RingMaster, target: RingMaster) -> bytes:
+        """The same DEK under another master, inside the token. Raises KeyNotFound, UnwrapRejected."""
+
+    def mac(self, key: KeyName, data: bytes) -> bytes:
+        """AES-CMAC (16 bytes) with RECORD_MAC, HMAC-SHA256 (32 bytes) with AUDIT_PSEUDONYM."""
+
+    def sign(self, key: KeyName, data: bytes) -> bytes:
+        """P-256 keys: ECDSA over SHA-256, low-S, raw r||s (64 bytes). Ed25519 keys: RFC 8032 (64 bytes)."""
+
+    def public_key(self, key: KeyName) -> bytes:
+        """SubjectPublicKeyInfo, DER."""
+
+    def seal(self, key: KeyName, plaintext: bytes, aad: bytes) -> bytes:
+        """AES-256-GCM under a key that stays in the token (AUDIT_DETAIL): nonce(12) | ciphertext | tag(16)."""
+
+    def unseal(self, key: KeyName, sealed: bytes, aad: bytes) -> bytes:
+        """Open what `seal` made. Raises SealBroken."""
+
+    def random(self, length: int) -> bytes:
+        """Random bytes from the token."""
+
+    def close(self) -> None:
+        """Log out and let the module go. Idempotent."""

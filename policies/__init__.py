@@ -1,0 +1,1 @@
+"""Who may do what with a voice, and the proof of what was done."""

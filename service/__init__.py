@@ -1,0 +1,1 @@
+"""The edge of the house: processes, HTTP, command line, settings and wiring. Nothing imports it."""

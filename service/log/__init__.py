@@ -1,0 +1,1 @@
+"""The log process: sequences intents and signs checkpoints."""

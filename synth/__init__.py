@@ -1,0 +1,1 @@
+"""Text and an opened voice into sound."""
