@@ -18,7 +18,7 @@ class KeyName(StrEnum):
     """Long-lived keys by purpose: one key, one use (SP 800-57 Part 1, 5.2). The label inside the token is the value."""
 
     RECORD_MAC = "record-mac"  # AES-CMAC over wrapped-key records and authority rows
-    TOKEN_SIGNER = "token-signer"  # P-256: access tokens
+    TOKEN_SIGNER = "token-signer"  # noqa: S105 — a label; P-256: access tokens
     PROVENANCE_SIGNER = "provenance-signer"  # P-256: receipts
     SITE_IDENTITY = "site-identity"  # P-256: sync statements
     AUDIT_PSEUDONYM = "audit-pseudonym"  # HMAC-SHA256: pseudonyms in log leaves

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from uuid import UUID
 
+from keyvault.records import KeyRef
 from policies.errors import GrantExpired, GrantMismatch
 
 
@@ -24,16 +25,6 @@ class Purpose(StrEnum):
 
 
 @dataclass(frozen=True)
-class VoiceKey:
-    """The exact key version a token names: DEK id, its version, and the ring version that wraps it."""
-
-    id: UUID
-    version: int
-    ring: str
-    ring_version: int
-
-
-@dataclass(frozen=True)
 class VerifiedToken:
     """An access token that passed every check up to its binding to the request."""
 
@@ -43,7 +34,7 @@ class VerifiedToken:
     client_id: str
     purpose: Purpose
     voice: UUID | None
-    key: VoiceKey | None
+    key: KeyRef | None
     consent: UUID | None
     text_sha256: str | None
     max_chars: int | None
@@ -76,7 +67,7 @@ class Grant:
         if self.token.purpose is not purpose or self.token.voice != voice:
             raise GrantMismatch(f"granted {self.token.purpose} of {self.token.voice}, asked {purpose} of {voice}")
 
-    def recheck(self, now: float, *, key: VoiceKey) -> None:
+    def recheck(self, now: float, *, key: KeyRef) -> None:
         """The check at the moment of C_UnwrapKey: window, key version and both bindings. Raises GrantExpired, GrantMismatch."""
         if not self.token.issued_at - CLOCK_TOLERANCE_S <= now < self.token.expires_at:
             raise GrantExpired()
