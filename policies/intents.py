@@ -1,0 +1,38 @@
+"""Intents and completions: what the gate writes down before anything happens, and what came of it.
+
+The tables are those of `policies.audit.store`; the gate knows them by this Protocol alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+from uuid import UUID
+
+from keyvault.database import Transaction
+
+
+@dataclass(frozen=True)
+class Intent:
+    """One decision about one request: who wanted what, and whether it was allowed.
+
+    `details` hold plain facts (thumbprints, identifiers, key version, policy ids, text hash), never a text, a key or a score.
+    """
+
+    action: str
+    outcome: Literal["allowed", "denied"]
+    tenant: str
+    client_id: str
+    voice: UUID | None
+    purpose: str
+    details: dict[str, str | int | None] = field(default_factory=dict)
+
+
+class Intents(Protocol):
+    """Where intents become durable."""
+
+    def append(self, transaction: Transaction, intent: Intent) -> UUID:
+        """Write the intent so that it commits with `transaction` or not at all; returns its id."""
+
+    def complete(self, intent_id: UUID, outcome: str, facts: dict[str, str | int]) -> None:
+        """Record, in a transaction of its own, what came of an allowed intent: `outcome` is a stable word or code."""
