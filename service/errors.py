@@ -1,0 +1,85 @@
+"""What the processes around the packages refuse or cannot do. `code` is stable, `fix` says what to do about it."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class ServiceError(Exception):
+    """Glottis could not do this."""
+
+    code: ClassVar[str] = "service_error"
+    fix: ClassVar[str] = "Run `glottis doctor`; it names the part that fails."
+
+    def __init__(self, message: str | None = None, *, fix: str | None = None) -> None:
+        super().__init__(message or (type(self).__doc__ or self.code).strip().splitlines()[0])
+        self.mend = fix or self.fix
+
+
+class SettingsRefused(ServiceError):
+    """A setting is unknown or does not hold."""
+
+    code = "settings_refused"
+    fix = "Correct the GLOTTIS_ variable named in the message; every setting has a working default."
+
+
+class SecretRefused(ServiceError):
+    """A secret could not be read safely."""
+
+    code = "secret_refused"
+    fix = "Keep the secret in a file that only its owner may read (chmod 600), or name a command that prints it."
+
+
+class StateFolderRefused(ServiceError):
+    """The state folder cannot be used."""
+
+    code = "state_folder_refused"
+    fix = "Name another folder in GLOTTIS_STATE_DIR."
+
+
+class HalfMade(StateFolderRefused):
+    """An earlier first start ended before this part was whole."""
+
+    code = "half_made"
+
+
+class AlreadyRunning(ServiceError):
+    """Another `glottis up` holds this state folder."""
+
+    code = "already_running"
+    fix = "Stop the other one first, or name another folder in GLOTTIS_STATE_DIR."
+
+
+class PortTaken(ServiceError):
+    """Another program listens on this port."""
+
+    code = "port_taken"
+    fix = "Stop that program, or choose a free port: GLOTTIS_PORT=8444 glottis up."
+
+
+class PartMissing(ServiceError):
+    """A program or library that Glottis needs is not installed."""
+
+    code = "part_missing"
+    fix = "Run `make setup`."
+
+
+class DatabaseUnavailable(ServiceError):
+    """The database did not answer."""
+
+    code = "database_unavailable"
+    fix = "Look at log/postgres.log in the state folder; `glottis up` starts the embedded database again."
+
+
+class DatabaseUnsuitable(ServiceError):
+    """The database is too old or lacks what Glottis needs."""
+
+    code = "database_unsuitable"
+    fix = "Use Postgres 16 or newer with pgvector 0.8 or newer."
+
+
+class ProcessFailed(ServiceError):
+    """A process of Glottis ended and did not come back."""
+
+    code = "process_failed"
+    fix = "Read the process's file in the state folder's log/, mend what it names, and start again."

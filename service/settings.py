@@ -1,0 +1,238 @@
+"""Settings: one frozen object, read once from `GLOTTIS_` variables, with defaults that work; and the state folder's paths."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shlex
+import stat
+import subprocess
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Self
+from urllib.parse import urlsplit
+
+from service.errors import SecretRefused, SettingsRefused
+
+PREFIX = "GLOTTIS_"
+ROLES = ("owner", "vault", "log")
+"""Database roles: `owner` migrates; `vault` and `log` serve, each with no more rights than it needs."""
+LOG_LEVELS = ("debug", "info", "warning", "error")
+_COMMAND_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class Secret:
+    """Where a secret is: a file, or a command that prints it. The secret itself is never kept here."""
+
+    file: Path | None = None
+    command: str | None = None
+
+    def read(self) -> str:
+        """The secret without its line end. Raises SecretRefused where it is missing, empty or open to other users."""
+        value = self._from_command(self.command) if self.command else self._from_file()
+        if not value:
+            raise SecretRefused(f"the secret from {self} is empty")
+        return value
+
+    def _from_file(self) -> str:
+        if self.file is None:
+            raise SecretRefused("no file and no command is named for this secret")
+        try:
+            mode = self.file.stat().st_mode
+            if stat.S_IMODE(mode) & 0o077:
+                raise SecretRefused(f"{self.file} may be read by other users")
+            return self.file.read_text().rstrip("\n")
+        except OSError as error:
+            raise SecretRefused(f"{self.file} cannot be read: {error.strerror}") from error
+
+    def _from_command(self, command: str) -> str:
+        try:
+            done = subprocess.run(shlex.split(command), capture_output=True, check=False, timeout=_COMMAND_SECONDS, text=True)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise SecretRefused(f"{self} did not run: {type(error).__name__}") from error
+        if done.returncode != 0:
+            raise SecretRefused(f"{self} ended with {done.returncode}")
+        return done.stdout.rstrip("\n")
+
+    def __str__(self) -> str:
+        return f"the command {shlex.split(self.command)[0]!r}" if self.command else str(self.file)
+
+
+def default_state_dir(environ: Mapping[str, str]) -> Path:
+    """`/var/lib/glottis` for root, `~/.local/state/glottis` for everybody else."""
+    if os.geteuid() == 0:
+        return Path("/var/lib/glottis")
+    state = environ.get("XDG_STATE_HOME") or str(Path(environ.get("HOME") or "~").expanduser() / ".local/state")
+    return Path(state) / "glottis"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that can be set. Each field `x` is read from `GLOTTIS_X`; anything else with that prefix is refused."""
+
+    state_dir: Path
+    bind: str = "127.0.0.1"
+    port: int = 8443
+    public_base_url: str = "https://localhost:8443"
+    """What clients call, without a slash at the end: the `htu` of their proofs starts with it."""
+    vault_workers: int = 2
+    edge_workers: int = 1
+    log_level: str = "info"
+    pkcs11_module: Path | None = None
+    serving_pin_file: Path | None = None
+    serving_pin_command: str | None = None
+    log_pin_file: Path | None = None
+    log_pin_command: str | None = None
+    database_url: str | None = None
+    """Owner's URL of a Postgres of your own; None starts the embedded one. It holds no password: use one of the next two."""
+    database_url_file: Path | None = None
+    database_url_command: str | None = None
+    worker: str = "main"
+    """Set by the supervisor: which process this is (`vault-0`); names its log file and its counter in the audit log."""
+    listen_fd: int | None = None
+    """Set by the supervisor: the listening socket this process inherits."""
+    ready_fd: int | None = None
+    """Set by the supervisor: where this process writes one byte when it can serve."""
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str]) -> Self:
+        """Read `environ`. Raises SettingsRefused for an unknown name (with the nearest known one) or a value that does not hold."""
+        known = {PREFIX + field.name.upper(): field.name for field in fields(cls)}
+        values: dict[str, object] = {"state_dir": default_state_dir(environ)}
+        for name in sorted(environ):
+            if not name.startswith(PREFIX):
+                continue
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise SettingsRefused(f"unknown setting {name}{hint}")
+            values[known[name]] = _parsed(name, known[name], environ[name])
+        values.setdefault("public_base_url", f"https://localhost:{values.get('port', cls.port)}")
+        settings = cls(**values)  # type: ignore[arg-type]
+        _check(settings)
+        return settings
+
+    def environ(self, **changes: object) -> dict[str, str]:
+        """The variables from which `load` makes these settings again, with `changes`: how a child process is configured."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)} | changes
+        return {PREFIX + name.upper(): str(value) for name, value in values.items() if value not in {None, ""}}
+
+    @property
+    def embedded(self) -> bool:
+        """Whether the database is the embedded one."""
+        return not (self.database_url or self.database_url_file or self.database_url_command)
+
+    def owner_url(self) -> str:
+        """The database URL of the role that migrates. Raises SecretRefused."""
+        if self.database_url:
+            return self.database_url
+        if self.embedded:
+            return Secret(self.url_file("owner")).read()
+        return Secret(self.database_url_file, self.database_url_command).read()
+
+    def role_url(self, role: str) -> str:
+        """The database URL of a serving role: `vault` or `log`. Raises SecretRefused."""
+        return Secret(self.url_file(role)).read()
+
+    @property
+    def serving_pin(self) -> Secret:
+        """Where the vault finds the serving token's PIN."""
+        return Secret(self.serving_pin_file or self.pin_file("serving"), self.serving_pin_command)
+
+    @property
+    def log_pin(self) -> Secret:
+        """Where the log finds its token's PIN."""
+        return Secret(self.log_pin_file or self.pin_file("log"), self.log_pin_command)
+
+    def token_dir(self, token: str) -> Path:
+        """`serving`, `log` or `officer`: the token's own folder."""
+        return self.state_dir / "tokens" / token
+
+    def pin_file(self, token: str) -> Path:
+        return self.token_dir(token) / "pin"
+
+    def token_conf(self, token: str) -> Path:
+        return self.token_dir(token) / "softhsm2.conf"
+
+    @property
+    def officer_dir(self) -> Path:
+        return self.state_dir / "officer"
+
+    @property
+    def tls_dir(self) -> Path:
+        return self.state_dir / "tls"
+
+    def client_dir(self, name: str) -> Path:
+        return self.state_dir / "clients" / name
+
+    @property
+    def run_dir(self) -> Path:
+        return self.state_dir / "run"
+
+    @property
+    def vault_socket(self) -> Path:
+        return self.run_dir / "vault.sock"
+
+    @property
+    def pg_dir(self) -> Path:
+        return self.state_dir / "pg"
+
+    @property
+    def pg_run_dir(self) -> Path:
+        return self.run_dir / "pg"
+
+    def url_file(self, role: str) -> Path:
+        return self.state_dir / "db" / f"{role}.url"
+
+    @property
+    def site_file(self) -> Path:
+        return self.state_dir / "site.json"
+
+    @property
+    def log_dir(self) -> Path:
+        return self.state_dir / "log"
+
+
+_PARSERS: dict[str, Callable[[str], object]] = {
+    "int": int,
+    "Path": lambda text: Path(text).expanduser().absolute(),
+    "str": str,
+}
+
+
+def _parsed(variable: str, name: str, text: str) -> object:
+    kind = Settings.__annotations__[name].split(" | ")[0]
+    try:
+        return _PARSERS[kind](text)
+    except ValueError as error:
+        raise SettingsRefused(f"{variable} must be a whole number, not {text!r}") from error
+
+
+def _check(settings: Settings) -> None:
+    rules: Mapping[str, bool] = types.MappingProxyType(
+        {
+            "GLOTTIS_PORT must be between 1 and 65535": 1 <= settings.port <= 65535,
+            "GLOTTIS_VAULT_WORKERS must be between 1 and 64": 1 <= settings.vault_workers <= 64,
+            "GLOTTIS_EDGE_WORKERS must be between 1 and 64": 1 <= settings.edge_workers <= 64,
+            f"GLOTTIS_LOG_LEVEL must be one of {', '.join(LOG_LEVELS)}": settings.log_level in LOG_LEVELS,
+            "GLOTTIS_PUBLIC_BASE_URL must be https://host[:port] and nothing more": _is_origin(settings.public_base_url),
+            "GLOTTIS_DATABASE_URL must not hold a password: put the whole URL into GLOTTIS_DATABASE_URL_FILE": urlsplit(
+                settings.database_url or ""
+            ).password
+            is None,
+        }
+    )
+    for rule, holds in rules.items():
+        if not holds:
+            raise SettingsRefused(rule)
+
+
+def _is_origin(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme == "https" and bool(parts.hostname) and parts.port != 0 and url == f"https://{parts.netloc}"
+    except ValueError:
+        return False

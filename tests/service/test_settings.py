@@ -1,0 +1,76 @@
+"""Settings: working defaults, nothing unknown accepted, secrets only from private files or commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from service.errors import SecretRefused, SettingsRefused
+from service.settings import Secret, Settings
+
+
+def test_defaults_need_nothing_but_a_home():
+    settings = Settings.load({"HOME": "/home/somebody"})
+    assert settings.port == 8443
+    assert settings.bind == "127.0.0.1"
+    assert settings.public_base_url == "https://localhost:8443"
+    assert settings.embedded
+    assert settings.vault_socket == settings.state_dir / "run" / "vault.sock"
+
+
+def test_a_port_of_ones_own_moves_the_base_url():
+    assert Settings.load({"GLOTTIS_PORT": "9000"}).public_base_url == "https://localhost:9000"
+
+
+def test_an_unknown_name_is_refused_with_the_nearest_one():
+    with pytest.raises(SettingsRefused, match="GLOTTIS_PROT; did you mean GLOTTIS_PORT"):
+        Settings.load({"GLOTTIS_PROT": "1"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PORT", "eighty"),
+        ("PORT", "0"),
+        ("PORT", "65536"),
+        ("VAULT_WORKERS", "0"),
+        ("LOG_LEVEL", "loud"),
+        ("PUBLIC_BASE_URL", "http://localhost"),
+        ("PUBLIC_BASE_URL", "https://localhost/"),
+        ("PUBLIC_BASE_URL", "https://localhost:99999"),
+        ("DATABASE_URL", "postgresql+psycopg://me:secret@db/glottis"),
+    ],
+)
+def test_values_that_do_not_hold_are_refused_without_being_repeated(name, value):
+    with pytest.raises(SettingsRefused) as refused:
+        Settings.load({f"GLOTTIS_{name}": value})
+    assert f"GLOTTIS_{name}" in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_child_reads_back_what_its_parent_had():
+    settings = Settings.load({"GLOTTIS_STATE_DIR": "/srv/glottis", "GLOTTIS_PORT": "9000", "GLOTTIS_LOG_PIN_FILE": "/run/pin"})
+    assert Settings.load(settings.environ()) == settings
+    assert Settings.load(settings.environ(worker="vault-1", listen_fd=5)).listen_fd == 5
+
+
+def test_a_secret_is_read_from_a_private_file_only(tmp_path: Path):
+    file = tmp_path / "pin"
+    file.write_text("hush\n")
+    file.chmod(0o600)
+    assert Secret(file).read() == "hush"
+    file.chmod(0o640)
+    with pytest.raises(SecretRefused, match="other users"):
+        Secret(file).read()
+
+
+@pytest.mark.parametrize("command", ["false", "no-such-program", "printf ''"])
+def test_a_command_that_gives_no_secret_is_refused(command):
+    with pytest.raises(SecretRefused):
+        Secret(command=command).read()
+
+
+def test_a_command_gives_a_secret_and_its_arguments_stay_out_of_messages():
+    assert Secret(command="printf 'hush'").read() == "hush"
+    assert "hush" not in str(Secret(command="printf 'hush'"))
