@@ -1,0 +1,139 @@
+"""A client of Glottis: mutual TLS, one DPoP key, and a fresh token for every call.
+
+Use it as it is, or as the shortest complete example of what a client has to do. It needs nothing but httpx and the keys in a
+client folder (`client.pem`, `client.key`, `dpop.key`, `ca.pem`, `client.json`), which `glottis clients add` makes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import ssl
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from uuid import UUID
+
+import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from policies.proofs import make_proof
+
+
+class Refused(Exception):
+    """Glottis answered with an error. `code` is stable; `fix` says what to do."""
+
+    def __init__(self, status: int, error: Mapping[str, Any]) -> None:
+        self.status = status
+        self.code = str(error.get("code", "unreadable_answer"))
+        self.fix = str(error.get("fix", ""))
+        super().__init__(f"{self.code}: {error.get('message', '')}")
+
+
+class VoiceClient:
+    """Talks to one Glottis server as one client. Every call fetches its own single-use token."""
+
+    def __init__(self, base_url: str, certificate: Path, key: Path, dpop_key: Path, ca: Path) -> None:
+        self.base_url = base_url.rstrip("/")
+        loaded = load_pem_private_key(dpop_key.read_bytes(), None)
+        if not isinstance(loaded, ec.EllipticCurvePrivateKey):
+            raise TypeError("the DPoP key must be a P-256 key")
+        self.dpop_key = loaded
+        # One context with the certificate loaded: httpx sends none when `cert=` and `verify="ca.pem"` meet.
+        context = ssl.create_default_context(cafile=str(ca))
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.load_cert_chain(certificate, key)
+        self._http = httpx.Client(base_url=self.base_url, verify=context, timeout=60.0, trust_env=False)
+
+    @classmethod
+    def from_folder(cls, folder: Path, base_url: str | None = None) -> Self:
+        """The client whose keys are in `folder`."""
+        known = json.loads((folder / "client.json").read_text())
+        return cls(
+            base_url or known["base_url"], folder / "client.pem", folder / "client.key", folder / "dpop.key", folder / "ca.pem"
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._http.close()
+
+    # What clients do
+
+    def record_consent(
+        self, subject: str, purposes: Sequence[str], expires_at: str, evidence: str, territory: Sequence[str] = ("*",)
+    ) -> dict[str, Any]:
+        """Record what a speaker allowed; returns the consent with its `id`."""
+        body = {
+            "subject": subject,
+            "purposes": list(purposes),
+            "territory": list(territory),
+            "expires_at": expires_at,
+            "evidence": evidence,
+        }
+        return self._json("POST", "/v1/consents", self.token("consent"), json=body)
+
+    def enrol(self, name: str, recordings: Sequence[bytes], consent: str | UUID) -> dict[str, Any]:
+        """Enrol a speaker from recordings (any common audio format); returns the voice with its `id`."""
+        files = [("audio", (f"recording-{i}", data, "application/octet-stream")) for i, data in enumerate(recordings)]
+        return self._json("POST", "/v1/voices", self.token("enrol", consent=consent), data={"name": name}, files=files)
+
+    def voice(self, voice: str | UUID) -> dict[str, Any]:
+        """Name and state of a voice."""
+        return self._json("GET", f"/v1/voices/{voice}", self.token("read"))
+
+    def verify(self, voice: str | UUID, recording: bytes) -> str:
+        """`match`, `uncertain` or `no_match`: is this recording the voice's speaker?"""
+        files = {"audio": ("recording", recording, "application/octet-stream")}
+        return str(self._json("POST", f"/v1/voices/{voice}/verify", self.token("compare", voice=voice), files=files)["band"])
+
+    def speak(self, voice: str | UUID, text: str, *, response_format: str = "wav", speed: float = 1.0) -> bytes:
+        """The text, spoken: a WAV file."""
+        body = {"model": "hibari", "input": text, "voice": str(voice), "response_format": response_format, "speed": speed}
+        return self.call("POST", "/v1/audio/speech", self.token("speak", voice=voice, text=text), json=body).content
+
+    # How they prove who they are
+
+    def token(
+        self, action: str, *, voice: str | UUID | None = None, consent: str | UUID | None = None, text: str | None = None
+    ) -> str:
+        """A token for one act: it lives five seconds and works once."""
+        wanted: dict[str, Any] = {"type": "glottis_voice", "actions": [action]}
+        if voice is not None:
+            wanted["voice"] = str(voice)
+        if consent is not None:
+            wanted["consent"] = str(consent)
+        if text is not None:
+            wanted["text_sha256"] = hashlib.sha256(text.encode()).hexdigest()
+        form = {"grant_type": "client_credentials", "authorization_details": json.dumps([wanted])}
+        answer = self._http.post("/oauth/token", data=form, headers={"DPoP": self.proof("POST", "/oauth/token")})
+        return str(_checked(answer).json()["access_token"])
+
+    def proof(self, method: str, path: str, token: str | None = None) -> str:
+        """A DPoP proof (RFC 9449) for one request."""
+        return make_proof(self.dpop_key, method, self.base_url + path, access_token=token)
+
+    def headers(self, method: str, path: str, token: str) -> dict[str, str]:
+        """The two headers that present a token."""
+        return {"Authorization": f"DPoP {token}", "DPoP": self.proof(method, path, token)}
+
+    def call(self, method: str, path: str, token: str, **options: Any) -> httpx.Response:
+        """One request with a token and its proof. Raises Refused."""
+        return _checked(self._http.request(method, path, headers=self.headers(method, path, token), **options))
+
+    def _json(self, method: str, path: str, token: str, **options: Any) -> dict[str, Any]:
+        found: dict[str, Any] = self.call(method, path, token, **options).json()
+        return found
+
+
+def _checked(answer: httpx.Response) -> httpx.Response:
+    if answer.is_success:
+        return answer
+    try:
+        error = answer.json()["error"]
+    except (ValueError, KeyError, TypeError):
+        error = {"message": f"HTTP {answer.status_code}"}
+    raise Refused(answer.status_code, error)

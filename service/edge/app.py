@@ -1,0 +1,65 @@
+"""The edge application: request shapes, sizes and audio decoding; everything that matters is decided in the vault."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from service.edge.limits import BodyCap
+from service.edge.relay import Relay
+from service.edge.routes import speech, system, tokens, voices
+from service.problems import problem, unexpected
+
+DESCRIPTION = """Voiceprints under hardware keys, and speech that proves it may.
+
+Every call but the health checks needs a client certificate (mutual TLS 1.3). Calls that touch a voice need a key-bound token:
+fetch one at `/oauth/token`, use it once, at once, with a DPoP proof (RFC 9449)."""
+
+
+def create_app(sockets: Sequence[Path]) -> FastAPI:
+    """The application, relaying to the vault workers at `sockets`."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.relay = Relay.to(sockets)
+        yield
+        await app.state.relay.close()
+
+    app = FastAPI(title="Glottis", version="0.1.0", description=DESCRIPTION, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app.add_middleware(BodyCap)  # type: ignore[arg-type]  # a plain ASGI class
+    for routes in (system, tokens, voices, speech):
+        app.include_router(routes.router)
+    app.add_exception_handler(RequestValidationError, _malformed)
+    app.add_exception_handler(HTTPException, _plain)
+    app.add_exception_handler(Exception, _unexpected)
+    return app
+
+
+async def _malformed(_: Request, error: Exception) -> JSONResponse:
+    """Names the field, never its value: FastAPI's own answer would echo what was sent."""
+    assert isinstance(error, RequestValidationError)
+    where = sorted({".".join(str(part) for part in found["loc"] if part != "body")[:80] for found in error.errors()})
+    kinds = sorted({str(found["type"]) for found in error.errors()})
+    named = ", ".join(name for name in where if name and name.isprintable())[:200] or "body"
+    fix = f"Mend: {named} ({', '.join(kinds)[:200]}). The shapes are in /openapi.json."
+    return problem("invalid_request", "The request does not have the shape this call expects.", fix)
+
+
+async def _plain(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        return problem("method_not_allowed", "This path does not take that method.", "See /openapi.json.")
+    if error.status_code == 404:
+        return problem("not_found", "There is nothing at this path.", "See / for an index and /openapi.json for every call.")
+    return problem("invalid_request", "The request cannot be read.", "Send well-formed HTTP and JSON.")
+
+
+async def _unexpected(_: Request, __: Exception) -> JSONResponse:
+    return unexpected()

@@ -1,0 +1,75 @@
+"""Consents and voices: record what a speaker allowed, enrol, look up, verify."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.edge.routes.answers import PROBLEMS
+from service.edge.uploads import framed
+from service.shapes import BandAnswer, ConsentAnswer, ConsentRequest, VoiceAnswer, VoiceList
+
+router = APIRouter(tags=["voices"])
+
+
+def _voice_id(voice: UUID) -> UUID:
+    """Looks at the path parameter's shape; the vault reads it from the path again."""
+    return voice
+
+
+def _form(fields: dict[str, object], required: list[str]) -> dict[str, object]:
+    schema = {"type": "object", "required": required, "properties": fields}
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
+
+
+_AUDIO: dict[str, object] = {"type": "array", "items": {"type": "string", "format": "binary"}}
+
+
+@router.post("/v1/consents", status_code=201, response_model=ConsentAnswer, responses=PROBLEMS)
+async def record_consent(request: Request, body: ConsentRequest) -> Response:
+    """Record what a speaker allowed. Every later use of the voice is held against it."""
+    answer: Response = await request.app.state.relay.forward(request, body.model_dump_json().encode())
+    return answer
+
+
+@router.post(
+    "/v1/voices",
+    status_code=201,
+    response_model=VoiceAnswer,
+    responses=PROBLEMS,
+    openapi_extra=_form({"name": {"type": "string"}, "audio": _AUDIO}, ["name", "audio"]),
+)
+async def enrol(request: Request) -> Response:
+    """Enrol a speaker from one to ten recordings under the consent that the token names."""
+    answer: Response = await request.app.state.relay.forward(request, framed(request))
+    return answer
+
+
+@router.get("/v1/voices", response_model=VoiceList, responses=PROBLEMS)
+async def voices(request: Request) -> Response:
+    """The tenant's voices: names and states, nothing measured."""
+    answer: Response = await request.app.state.relay.forward(request)
+    return answer
+
+
+@router.get("/v1/voices/{voice}", dependencies=[Depends(_voice_id)], response_model=VoiceAnswer, responses=PROBLEMS)
+async def voice(request: Request) -> Response:
+    """One voice's name and state."""
+    answer: Response = await request.app.state.relay.forward(request)
+    return answer
+
+
+@router.post(
+    "/v1/voices/{voice}/verify",
+    dependencies=[Depends(_voice_id)],
+    response_model=BandAnswer,
+    responses=PROBLEMS,
+    openapi_extra=_form({"audio": _AUDIO}, ["audio"]),
+)
+async def verify(request: Request) -> Response:
+    """Is this recording the voice's speaker? Answers with a band."""
+    answer: Response = await request.app.state.relay.forward(request, framed(request))
+    return answer

@@ -1,0 +1,79 @@
+"""Uploads at the edge: multipart in memory, never in a file, decoded in the jailed child, framed for the vault."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+
+from starlette.datastructures import FormData, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
+
+from service import frames
+from service.shapes import MAX_RECORDINGS, MAX_UPLOAD_BYTES
+from voiceprints.decoding import decode
+from voiceprints.errors import VoiceprintError
+
+
+class UploadRefused(Exception):
+    """The upload is not one that can be read."""
+
+    def __init__(self, code: str, message: str, fix: str) -> None:
+        super().__init__(message)
+        self.refusal = frames.Refused(code, message, fix)
+
+
+class _InMemory(MultiPartParser):
+    spool_max_size = MAX_UPLOAD_BYTES + 1
+
+
+async def framed(request: Request) -> AsyncIterator[bytes]:
+    """The upload as a frame. It starts when the first byte is asked for, so the headers are already at the vault."""
+    frame: frames.Upload | frames.Refused
+    try:
+        frame = await _upload(request)
+    except UploadRefused as refusal:
+        frame = refusal.refusal
+    except VoiceprintError as error:
+        frame = frames.Refused(error.code, str(error), error.fix)
+    for chunk in frames.pack(frame):
+        yield chunk
+
+
+async def _upload(request: Request) -> frames.Upload:
+    form = await _form(request)
+    fields = {k: v for k, v in form.items() if isinstance(v, str)}
+    files = [v for _, v in form.multi_items() if isinstance(v, UploadFile)]
+    if not files:
+        raise UploadRefused("invalid_request", "The form has no audio file.", "Send the recording as the form field `audio`.")
+    recordings = []
+    for file in files:
+        recordings.append(await asyncio.to_thread(decode, await file.read()))
+    return frames.Upload(fields, recordings)
+
+
+async def _form(request: Request) -> FormData:
+    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+        raise UploadRefused(
+            "invalid_request", "The body is not a multipart form.", "Send multipart/form-data with the field `audio`."
+        )
+    parser = _InMemory(request.headers, _capped(request), max_files=MAX_RECORDINGS, max_fields=10, max_part_size=4096)
+    try:
+        return await parser.parse()
+    except (MultiPartException, KeyError) as error:
+        raise UploadRefused(
+            "invalid_request",
+            "The multipart form cannot be read.",
+            f"Send at most {MAX_RECORDINGS} files and small fields, well formed.",
+        ) from error
+
+
+async def _capped(request: Request) -> AsyncGenerator[bytes, None]:
+    total = 0
+    async for chunk in request.stream():
+        total += len(chunk)
+        if total > MAX_UPLOAD_BYTES:
+            raise UploadRefused(
+                "too_large", "The upload is too large.", f"Send at most {MAX_UPLOAD_BYTES // 2**20} MiB in one request."
+            )
+        yield chunk

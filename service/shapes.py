@@ -1,0 +1,92 @@
+"""Shapes of requests, shared by the edge (first look) and the vault (which trusts nobody's look but its own)."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+MAX_TEXT = 4096
+MAX_JSON_BYTES = 64 * 1024
+MAX_FORM_BYTES = 16 * 1024
+MAX_UPLOAD_BYTES = 32 * 1024 * 1024
+MAX_RECORDINGS = 10
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]
+ModelName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9._-]{1,64}$")]
+
+
+class Shape(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SpeechRequest(Shape):
+    """Speak `input` in `voice`. The token must carry the SHA-256 of `input` as UTF-8."""
+
+    input: Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
+    voice: UUID
+    model: ModelName = "hibari"
+    response_format: Literal["wav", "pcm"] = "wav"
+    speed: Annotated[float, Field(ge=0.25, le=4.0)] = 1.0
+
+
+class ConsentRequest(Shape):
+    """What a speaker allowed: purposes, territory (ISO 3166 alpha-2, or `*`), until when, and the evidence for it."""
+
+    subject: Name
+    purposes: Annotated[list[Literal["speak", "compare", "identify"]], Field(min_length=1, max_length=3)]
+    territory: Annotated[
+        list[Annotated[str, StringConstraints(pattern=r"^([A-Z]{2}|\*)$")]], Field(min_length=1, max_length=50)
+    ] = ["*"]
+    expires_at: datetime
+    evidence: Annotated[str, Field(min_length=1, max_length=10_000)]
+
+
+class ConsentAnswer(Shape):
+    id: UUID
+    purposes: list[str]
+    territory: list[str]
+    expires_at: datetime
+    state: str
+
+
+class VoiceAnswer(Shape):
+    id: UUID
+    name: str
+    state: str
+    key_version: int
+    created_at: datetime | None = None
+    quality: dict[str, float] | None = None
+
+
+class VoiceList(Shape):
+    voices: list[VoiceAnswer]
+
+
+class BandAnswer(Shape):
+    """How near the speaker is to the voice: a band, never a score."""
+
+    band: Literal["match", "uncertain", "no_match"]
+
+
+class TokenAnswer(Shape):
+    access_token: str
+    token_type: Literal["DPoP"] = "DPoP"  # noqa: S105 — the scheme's name
+    expires_in: int
+    authorization_details: list[dict[str, object]]
+
+
+class ProblemBody(Shape):
+    code: str
+    message: str
+    fix: str
+    type: str
+    param: None = None
+
+
+class Problem(Shape):
+    """Every refusal has this form; `code` is stable."""
+
+    error: ProblemBody
