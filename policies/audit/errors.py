@@ -1,0 +1,54 @@
+"""What the audit log refuses or finds. Each error's `code` is stable; `detail` says what and where, for operators."""
+
+from __future__ import annotations
+
+from policies.errors import PolicyError
+
+
+class AuditError(PolicyError):
+    """The audit log refused."""
+
+    code = "audit_error"
+    fix = "Run `glottis doctor`; it names the part that fails."
+
+
+class AuditUnavailable(AuditError):
+    """The audit log could not be written, so nothing was done."""
+
+    code = "audit_unavailable"
+    fix = "Retry; if it lasts, look at the database and its disk with `glottis doctor`. The token was not used up."
+
+
+class RecordInvalid(AuditError):
+    """This cannot be recorded: audit records hold short texts, whole numbers and nothing else."""
+
+    code = "audit_record_invalid"
+    fix = "Give details as texts, whole numbers or nothing, under names of a-z, 0-9, dot, dash and underscore."
+
+
+class CompletionRefused(AuditError):
+    """This intent is unknown or already has its completion."""
+
+    code = "audit_completion_refused"
+    fix = "Complete each intent once, after the transaction that wrote it has committed."
+
+
+class AuditTampered(AuditError):
+    """An audit row is not as it was written."""
+
+    code = "audit_tampered"
+    fix = "Somebody changed the database outside Glottis: keep it as evidence, and compare with a backup and an export."
+
+
+class AuditDiverged(AuditError):
+    """The audit log does not continue the one that was signed before; nothing more is signed."""
+
+    code = "audit_diverged"
+    fix = "The database was changed or restored to an older state: keep it as evidence and restore the newest backup."
+
+
+class LogOccupied(AuditError):
+    """Another process is sequencing this log."""
+
+    code = "audit_log_occupied"
+    fix = "Run one log process for a database; after a crash the lock goes with the old connection."
