@@ -17,8 +17,6 @@ from urllib.parse import urlsplit
 from service.errors import SecretRefused, SettingsRefused
 
 PREFIX = "GLOTTIS_"
-ROLES = ("owner", "vault", "log")
-"""Database roles: `owner` migrates; `vault` and `log` serve, each with no more rights than it needs."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _COMMAND_SECONDS = 15.0
 
@@ -94,8 +92,6 @@ class Settings:
     """Set by the supervisor: which process this is (`vault-0`); names its log file and its counter in the audit log."""
     listen_fd: int | None = None
     """Set by the supervisor: the listening socket this process inherits."""
-    ready_fd: int | None = None
-    """Set by the supervisor: where this process writes one byte when it can serve."""
 
     @classmethod
     def load(cls, environ: Mapping[str, str]) -> Self:
@@ -173,8 +169,9 @@ class Settings:
         return self.state_dir / "run"
 
     @property
-    def vault_socket(self) -> Path:
-        return self.run_dir / "vault.sock"
+    def vault_sockets(self) -> tuple[Path, ...]:
+        """One Unix socket a vault worker, in order."""
+        return tuple(self.run_dir / f"vault-{number}.sock" for number in range(self.vault_workers))
 
     @property
     def pg_dir(self) -> Path:

@@ -16,7 +16,7 @@ def test_defaults_need_nothing_but_a_home():
     assert settings.bind == "127.0.0.1"
     assert settings.public_base_url == "https://localhost:8443"
     assert settings.embedded
-    assert settings.vault_socket == settings.state_dir / "run" / "vault.sock"
+    assert settings.vault_sockets[1] == settings.state_dir / "run" / "vault-1.sock"
 
 
 def test_a_port_of_ones_own_moves_the_base_url():

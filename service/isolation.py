@@ -1,0 +1,236 @@
+"""Which operating system user runs what, and what every process of Glottis gives up before it works.
+
+As root, with code and state where other users may reach them, vault, edge, log and database run as system users of their
+own; otherwise all run as whoever started them, and `describe` says so and why.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import grp
+import os
+import pwd
+import resource
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Self
+
+from service.errors import PartMissing, StateFolderRefused
+
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
+_libc = ctypes.CDLL(None, use_errno=True)
+_CODE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Account:
+    """One operating system user, with the group that a socket or file is shared through."""
+
+    name: str
+    uid: int
+    gid: int
+
+    @classmethod
+    def current(cls) -> Self:
+        uid = os.geteuid()
+        try:
+            name = pwd.getpwuid(uid).pw_name
+        except KeyError:
+            name = str(uid)
+        return cls(name, uid, os.getegid())
+
+    @classmethod
+    def system(cls, name: str) -> Self:
+        """The system user `name`, made when missing (root only). Raises PartMissing where that fails."""
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            _useradd(name)
+            entry = pwd.getpwnam(name)
+        return cls(name, entry.pw_uid, grp.getgrgid(entry.pw_gid).gr_gid)
+
+    def own(self, path: Path, mode: int) -> None:
+        """Give `path` to this user with exactly `mode`; nothing is followed and no parent is touched."""
+        if os.geteuid() == 0:
+            os.chown(path, self.uid, self.gid, follow_symlinks=False)
+        path.chmod(mode)
+
+    def folder(self, path: Path, mode: int = 0o700) -> Path:
+        """Make `path` (its parent must exist) and give it to this user."""
+        path.mkdir(mode=0o700, exist_ok=True)
+        self.own(path, mode)
+        return path
+
+    def file(self, path: Path, content: str | bytes, mode: int = 0o600) -> None:
+        """Write a file of this user whole or not at all: a temporary one, synced, then renamed."""
+        part = path.with_name(f".{path.name}.part")
+        part.unlink(missing_ok=True)
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(descriptor)
+        self.own(part, mode)
+        part.replace(path)
+
+
+@dataclass(frozen=True)
+class Isolation:
+    """The users in force. `reason` says why they are one and the same, or is empty when each part has its own."""
+
+    vault: Account
+    edge: Account
+    log: Account
+    database: Account
+    officer: Account
+    reason: str
+
+    @property
+    def separate(self) -> bool:
+        return not self.reason
+
+    def describe(self) -> str:
+        """One line for `glottis doctor`."""
+        if self.separate:
+            names = (self.vault, self.edge, self.log, self.database, self.officer)
+            return "separate users: " + ", ".join(account.name for account in names)
+        return f"one user, {self.vault.name}, runs vault, edge and log: {self.reason}"
+
+
+def establish(state_dir: Path) -> Isolation:
+    """Decide the users for this installation, making missing system users (root only)."""
+    current = Account.current()
+    if os.geteuid() != 0:
+        return Isolation(current, current, current, current, current, "started by an ordinary user")
+    database = Account.system("glottis-db")
+    if not reachable(state_dir):
+        return Isolation(current, current, current, database, current, f"other users may not enter {state_dir}")
+    for path in (Path(sys.executable), Path(sys.executable).resolve(), Path(sys.prefix), _CODE / "settings.py"):
+        if not reachable(path):
+            return Isolation(current, current, current, database, current, f"other users may not reach {path}")
+    vault, edge, log = (Account.system(f"glottis-{part}") for part in ("vault", "edge", "log"))
+    return Isolation(vault, edge, log, database, current, "")
+
+
+def reachable(path: Path) -> bool:
+    """Whether users who own nothing of it may reach `path`: every folder on the way may be entered, a file be read.
+
+    A folder that does not exist yet counts by its nearest parent that does.
+    """
+    for step in {*_way(path.absolute()), *_way(path.resolve())}:
+        try:
+            mode = step.stat().st_mode
+        except FileNotFoundError:
+            continue
+        if not mode & (stat.S_IXOTH if stat.S_ISDIR(mode) else stat.S_IROTH):
+            return False
+    return True
+
+
+def _way(path: Path) -> tuple[Path, ...]:
+    return (path, *path.parents)
+
+
+def start(
+    argv: Sequence[str | Path],
+    account: Account,
+    *,
+    environ: Mapping[str, str],
+    groups: Sequence[int] = (),
+    pass_fds: Sequence[int] = (),
+    output: IO[bytes] | int = subprocess.DEVNULL,
+    stdin: int = subprocess.DEVNULL,
+    death_signal: int = signal.SIGKILL,
+) -> subprocess.Popen[bytes]:
+    """Start a child as `account` in the folder `/`, with this environment alone and only the named descriptors open.
+
+    It gets `death_signal` when this process dies, however that happens, and can neither dump core nor gain privileges.
+    Call it from the main thread: the kernel ties the signal to the thread that forked.
+    """
+    drop = account.uid != os.geteuid()
+    return subprocess.Popen(
+        [str(part) for part in argv],
+        env=dict(environ),
+        cwd="/",
+        stdin=stdin,
+        stdout=output,
+        stderr=output if output == subprocess.DEVNULL else subprocess.STDOUT,
+        pass_fds=tuple(pass_fds),
+        umask=0o077,
+        start_new_session=True,
+        user=account.uid if drop else None,
+        group=account.gid if drop else None,
+        extra_groups=list(groups) if os.geteuid() == 0 else None,
+        preexec_fn=_confined(os.getpid(), death_signal),
+    )
+
+
+def _confined(parent: int, death_signal: int) -> Callable[[], None]:
+    """What the child does between fork and exec, after it changed its user: that change would clear the death signal."""
+
+    def confine() -> None:
+        _prctl(_PR_SET_PDEATHSIG, death_signal)
+        if os.getppid() != parent:  # the parent died before the line above took hold
+            os._exit(1)
+        _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+    return confine
+
+
+def harden_process() -> None:
+    """Called first in every process that holds a secret: no core file, no ptrace by its own user, no new privileges.
+
+    exec undoes the first of these, so that each process must ask for itself.
+    """
+    _prctl(_PR_SET_DUMPABLE, 0)
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
+
+
+def _useradd(name: str) -> None:
+    program = shutil.which("useradd", path="/usr/sbin:/sbin:/usr/bin:/bin")
+    if program is None:
+        raise PartMissing(
+            "useradd is missing, and so is the user " + name, fix=f"Install the package passwd, or make the user {name}."
+        )
+    done = subprocess.run(
+        [
+            program,
+            "--system",
+            "--user-group",
+            "--no-create-home",
+            "--home-dir",
+            "/nonexistent",
+            "--shell",
+            "/usr/sbin/nologin",
+            name,
+        ],
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    if done.returncode not in {0, 9}:  # 9: somebody made it meanwhile
+        raise PartMissing(
+            f"useradd could not make the user {name}: {done.stderr.strip()}", fix=f"Make the system user {name} yourself."
+        )
+
+
+def require_reachable_by(account: Account, folder: Path) -> None:
+    """Raise StateFolderRefused where `account` could not enter the parents of `folder`. No mode is ever changed for it."""
+    if account.uid != os.geteuid() and not reachable(folder.parent):
+        raise StateFolderRefused(
+            f"the user {account.name} may not enter {folder.parent}",
+            fix="Name a state folder whose parents other users may enter, such as /var/lib/glottis, in GLOTTIS_STATE_DIR.",
+        )
