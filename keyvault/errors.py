@@ -69,3 +69,26 @@ class SealBroken(KeyVaultError):
 
     code = "seal_broken"
     fix = "The sealed row was changed or belongs to another voice; nothing was opened."
+
+
+class CallFailed(HsmUnavailable):
+    """The PKCS#11 module answered a call with an error."""
+
+    def __init__(self, function: str, answer: str) -> None:
+        super().__init__(f"{function} answered {answer}")
+        self.function = function
+        self.answer = answer
+
+
+class CeremonyRefused(KeyVaultError):
+    """The token already holds what this ceremony would make."""
+
+    code = "ceremony_refused"
+    fix = "Start from a new token folder; a key under a name in use is never replaced."
+
+
+class RowChanged(KeyVaultError):
+    """Somebody else changed this record first."""
+
+    code = "row_changed"
+    fix = "Read the record again and retry."

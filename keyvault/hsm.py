@@ -6,6 +6,7 @@ in the tests that passes the same contract tests. No method ever returns the byt
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -66,8 +67,13 @@ class Hsm(Protocol):
     def new_dek(self, master: RingMaster) -> AbstractContextManager[NewDek]:
         """Make a DEK as a session object and wrap it under `master`; destroyed when the block ends. Raises KeyNotFound."""
 
-    def open_dek(self, master: RingMaster, wrapped: bytes) -> AbstractContextManager[OpenDek]:
-        """Unwrap with the full template; destroyed when the block ends. Raises KeyNotFound, UnwrapRejected."""
+    def open_dek(
+        self, master: RingMaster, wrapped: bytes, check: Callable[[], None] | None = None
+    ) -> AbstractContextManager[OpenDek]:
+        """Unwrap with the full template; destroyed when the block ends. Raises KeyNotFound, UnwrapRejected.
+
+        `check` runs with a session in hand, as the last thing before C_UnwrapKey; what it raises, nothing is unwrapped for.
+        """
 
     def rewrap(self, wrapped: bytes, source: RingMaster, target: RingMaster) -> bytes:
         """The same DEK under another master, inside the token. Raises KeyNotFound, UnwrapRejected."""

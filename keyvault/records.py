@@ -6,10 +6,16 @@ different rows have the same bytes. The domain keeps a row of one table from pas
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import ClassVar
 from uuid import UUID
+
+from keyvault.errors import RecordTampered
+from keyvault.hsm import Hsm, KeyName
+from keyvault.states import KeyState
 
 Field = str | int | bytes | UUID | datetime | None | Sequence[str]
 
@@ -24,6 +30,64 @@ class KeyRef:
     version: int
     ring: str
     ring_version: int
+
+
+@dataclass(frozen=True)
+class WrappedKey:
+    """One stored key version: the DEK wrapped under its ring master, and what the record MAC binds it to."""
+
+    ref: KeyRef
+    tenant: str
+    voice: UUID
+    state: KeyState
+    blob: bytes = field(repr=False)
+    created_at: datetime
+    row_version: int = 1
+    mac: bytes = field(default=b"", repr=False)
+
+    DOMAIN: ClassVar[str] = "wrapped_key"
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """Every column but the MAC, in the table's order: what the MAC covers."""
+        ref = self.ref
+        identity = (ref.id, self.tenant, self.voice, ref.version, ref.ring, ref.ring_version)
+        return (*identity, self.state.value, self.blob, self.created_at, self.row_version)
+
+
+@dataclass(frozen=True)
+class RingVersion:
+    """One version of a ring's master and its state."""
+
+    ring: str
+    version: int
+    state: KeyState
+    created_at: datetime
+    row_version: int = 1
+    mac: bytes = field(default=b"", repr=False)
+
+    DOMAIN: ClassVar[str] = "ring_version"
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """Every column but the MAC, in the table's order: what the MAC covers."""
+        return (self.ring, self.version, self.state.value, self.created_at, self.row_version)
+
+
+class RecordMac:
+    """AES-CMAC (RFC 4493) under `record-mac`, a key that never leaves the token: writing the database is not enough."""
+
+    def __init__(self, hsm: Hsm) -> None:
+        self._hsm = hsm
+
+    def make(self, domain: str, *fields: Field) -> bytes:
+        """The MAC of a row, 16 bytes."""
+        return self._hsm.mac(KeyName.RECORD_MAC, canonical(domain, *fields))
+
+    def check(self, mac: bytes, domain: str, *fields: Field) -> None:
+        """Raise RecordTampered unless `mac` is the row's."""
+        if not hmac.compare_digest(mac, self.make(domain, *fields)):
+            raise RecordTampered(f"a {domain} row does not carry its MAC")
 
 
 def canonical(domain: str, *fields: Field) -> bytes:

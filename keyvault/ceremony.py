@@ -1,0 +1,106 @@
+"""The small ceremony of a one-site development installation: what each token must hold, made once.
+
+Run each function in a process of its own: a process has one PKCS#11 module, and the officer's PIN has no place where a
+service runs. A token that already holds a key of a name is refused; a key is never replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from keyvault.errors import CeremonyRefused
+from keyvault.hsm import KeyName, RingMaster
+from keyvault.pkcs11_hsm import public_key
+from keyvault.pkcs11_names import Attribute, Mechanism, Role
+from keyvault.pkcs11_start import Module, TokenConfig, TokenSession
+from keyvault.templates import KEYS, MASTER_BY_USER, master_by_officer
+
+SERVING_KEYS = (
+    KeyName.RECORD_MAC,
+    KeyName.TOKEN_SIGNER,
+    KeyName.PROVENANCE_SIGNER,
+    KeyName.SITE_IDENTITY,
+    KeyName.AUDIT_PSEUDONYM,
+    KeyName.AUDIT_DETAIL,
+)
+
+
+@dataclass(frozen=True)
+class TokenFacts:
+    """What may be known about a token: nothing in it is secret. `public_keys` are SubjectPublicKeyInfo, DER."""
+
+    label: str
+    serial: str
+    masters: tuple[RingMaster, ...] = ()
+    public_keys: dict[KeyName, bytes] = field(default_factory=dict)
+
+
+def serving_token(config: TokenConfig, so_pin: str, user_pin: str, *, ring: str = "main") -> TokenFacts:
+    """Make version 1 of `ring` and every key that a vault serves with. Raises CeremonyRefused; nothing is replaced."""
+    return _ceremony(config, so_pin, user_pin, SERVING_KEYS, RingMaster(ring, 1))
+
+
+def log_token(config: TokenConfig, user_pin: str) -> TokenFacts:
+    """Make the Ed25519 key that signs audit checkpoints."""
+    return _ceremony(config, None, user_pin, (KeyName.CHECKPOINT_SIGNER,), None)
+
+
+def officer_token(config: TokenConfig, user_pin: str) -> TokenFacts:
+    """Make the P-256 key of the certificate authority."""
+    return _ceremony(config, None, user_pin, (KeyName.CERTIFICATE_AUTHORITY,), None)
+
+
+def add_master(config: TokenConfig, so_pin: str, user_pin: str, master: RingMaster) -> TokenFacts:
+    """Make one more ring master version, the officer's step of a rotation. A running vault sees it after a restart."""
+    return _ceremony(config, so_pin, user_pin, (), master)
+
+
+def _ceremony(
+    config: TokenConfig, so_pin: str | None, user_pin: str, names: tuple[KeyName, ...], master: RingMaster | None
+) -> TokenFacts:
+    module = Module(config.module, config.folder)
+    try:
+        session = module.session(module.token(config.label, config.serial))
+        with _as(session, Role.USER, user_pin):
+            _require_absent(session, [name.value for name in names] + ([master.label] if master else []))
+        officers = 0
+        if master and so_pin is not None:
+            with _as(session, Role.SECURITY_OFFICER, so_pin):
+                officers = session.calls.generate_key(session.handle, Mechanism.AES_KEY_GEN, master_by_officer(master))
+        with _as(session, Role.USER, user_pin):
+            if officers:
+                session.calls.copy(session.handle, officers, MASTER_BY_USER)
+                session.calls.destroy(session.handle, officers)
+            for name in names:
+                _make(session, name)
+            signers = [name for name in names if KEYS[name].public is not None]
+            public = {name: public_key(session, name) for name in signers}
+        return TokenFacts(config.label, config.serial, (master,) if master else (), public)
+    finally:
+        module.stop()
+
+
+def _require_absent(session: TokenSession, labels: list[str]) -> None:
+    for label in labels:
+        if session.find({Attribute.LABEL: label}):
+            raise CeremonyRefused(f"the token already holds a key {label!r}")
+
+
+def _make(session: TokenSession, name: KeyName) -> None:
+    plan = KEYS[name]
+    if plan.public is None:
+        session.calls.generate_key(session.handle, plan.generate, plan.template)
+    else:
+        session.calls.generate_pair(session.handle, plan.generate, plan.public, plan.template)
+
+
+@contextmanager
+def _as(session: TokenSession, role: Role, pin: str) -> Iterator[None]:
+    """One login for one role: the officer and the user are never logged in together."""
+    session.calls.login(session.handle, role, pin)
+    try:
+        yield
+    finally:
+        session.calls.logout(session.handle)

@@ -1,0 +1,270 @@
+"""The raw C calls, in this one file: what must work by pointer, and templates that python-pkcs11 cannot express.
+
+Called through the module's own function table (C_GetFunctionList), so that modules that export nothing else work too.
+ctypes releases the GIL around each call. Every call raises CallFailed with the module's answer; none retries.
+Source: OASIS PKCS#11 v2.40 base specification, chapter 5, and `pkcs11f.h` for the order of the table.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import Structure, byref, c_char_p, c_ubyte, c_ulong, c_void_p
+from typing import Any
+
+from keyvault.errors import CallFailed
+from keyvault.pkcs11_names import Answer, Attribute, Mechanism, Role
+
+Value = bool | int | str | bytes | Sequence[int] | Mapping[Attribute, Any]
+Template = Mapping[Attribute, Value]
+"""Attributes in the order in which they are sent: MODIFIABLE stands last, for nothing can follow it."""
+
+GCM_NONCE, GCM_TAG = 12, 16
+
+# Places in CK_FUNCTION_LIST, counted after its version field.
+_INITIALIZE, _INIT_TOKEN, _INIT_PIN, _LOGIN, _LOGOUT = 0, 9, 10, 18, 19
+_COPY, _DESTROY, _GET_ATTRIBUTE, _SET_ATTRIBUTE = 21, 22, 24, 25
+_ENCRYPT_INIT, _ENCRYPT, _DECRYPT_INIT, _DECRYPT = 29, 30, 33, 34
+_GENERATE_KEY, _GENERATE_KEY_PAIR, _WRAP_KEY, _UNWRAP_KEY, _GENERATE_RANDOM = 58, 59, 60, 61, 64
+_TABLE_OFFSET = 8  # CK_VERSION, padded to a pointer
+_OS_LOCKING_OK = 2
+_UNAVAILABLE = c_ulong(-1).value
+
+
+class _Mechanism(Structure):
+    _fields_ = (("mechanism", c_ulong), ("parameter", c_void_p), ("length", c_ulong))
+
+
+class _GcmParameters(Structure):
+    _fields_ = (
+        ("nonce", c_char_p),
+        ("nonce_length", c_ulong),
+        ("nonce_bits", c_ulong),
+        ("aad", c_char_p),
+        ("aad_length", c_ulong),
+        ("tag_bits", c_ulong),
+    )
+
+
+class _Attribute(Structure):
+    _fields_ = (("type", c_ulong), ("value", c_void_p), ("length", c_ulong))
+
+
+class _InitializeArguments(Structure):
+    _fields_ = (
+        ("create_mutex", c_void_p),
+        ("destroy_mutex", c_void_p),
+        ("lock_mutex", c_void_p),
+        ("unlock_mutex", c_void_p),
+        ("flags", c_ulong),
+        ("reserved", c_void_p),
+    )
+
+
+class _Encoded:
+    """A template as a CK_ATTRIBUTE array; keeps alive every buffer that the array points to."""
+
+    def __init__(self, template: Template) -> None:
+        self.count = len(template)
+        self.array = (_Attribute * self.count)()
+        self._kept: list[Any] = []
+        for place, (attribute, value) in zip(self.array, template.items(), strict=True):
+            place.type = attribute
+            place.value, place.length = self._encode(value)
+
+    def _encode(self, value: Value) -> tuple[int, int]:
+        buffer: Any
+        match value:
+            case bool():
+                buffer = (c_ubyte * 1)(int(value))
+            case int():
+                buffer = (c_ulong * 1)(value)
+            case str() | bytes():
+                data = value.encode() if isinstance(value, str) else value
+                buffer = (c_ubyte * len(data)).from_buffer_copy(data)
+            case Mapping():
+                inner = _Encoded(value)
+                self._kept.append(inner)
+                buffer = inner.array
+            case _:
+                buffer = (c_ulong * len(value))(*value)
+        self._kept.append(buffer)
+        return ctypes.addressof(buffer), ctypes.sizeof(buffer)
+
+
+class RawCalls:
+    """The module's functions. Handles are the module's own numbers; any thread may call, one session one call at a time."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        address = c_void_p()
+        _expect("C_GetFunctionList", library.C_GetFunctionList(byref(address)))
+        if not address.value:
+            raise CallFailed("C_GetFunctionList", "no table")
+        self._library = library
+        self.table = address.value + _TABLE_OFFSET
+        self._functions: dict[int, Any] = {}
+
+    def _call(self, place: int, name: str, *arguments: Any) -> None:
+        _expect(name, self._function(place)(*arguments))
+
+    def _function(self, place: int) -> Any:
+        if place not in self._functions:
+            address = c_void_p.from_address(self.table + place * ctypes.sizeof(c_void_p)).value
+            function = ctypes.CFUNCTYPE(c_ulong)(address or 0)
+            self._functions[place] = function
+        return self._functions[place]
+
+    def start_with_locking(self, start: Callable[[], None]) -> None:
+        """Run `start`, whose C_Initialize(NULL) reaches the module as C_Initialize(CKF_OS_LOCKING_OK).
+
+        Without that flag a module may switch its mutexes off, while python-pkcs11 releases the GIL around every call. The
+        table's first pointer is replaced for this moment only. Raises CallFailed unless exactly one such call was made.
+        """
+        place = c_void_p.from_address(self.table)
+        original = place.value
+        prototype = ctypes.CFUNCTYPE(c_ulong, c_void_p)
+        initialize = prototype(original or 0)
+        arguments = _InitializeArguments(flags=_OS_LOCKING_OK)
+        answers: list[int] = []
+
+        def with_locking(_: int | None) -> int:
+            answers.append(int(initialize(ctypes.addressof(arguments))))
+            return answers[-1]
+
+        replacement = prototype(with_locking)
+        place.value = ctypes.cast(replacement, c_void_p).value
+        try:
+            start()
+        finally:
+            place.value = original
+        if answers != [Answer.OK]:
+            raise CallFailed("C_Initialize", f"{[hex(answer) for answer in answers]} with OS locking, one 0x0 expected")
+
+    # Tokens and roles
+
+    def init_token(self, slot: int, so_pin: str, label: str) -> None:
+        """C_InitToken: a new, empty token in `slot`. Erases what was there."""
+        pin = so_pin.encode()
+        self._call(_INIT_TOKEN, "C_InitToken", c_ulong(slot), c_char_p(pin), c_ulong(len(pin)), c_char_p(label.encode().ljust(32)))
+
+    def init_pin(self, session: int, user_pin: str) -> None:
+        """C_InitPIN: set the user PIN; `session` is the security officer's."""
+        pin = user_pin.encode()
+        self._call(_INIT_PIN, "C_InitPIN", c_ulong(session), c_char_p(pin), c_ulong(len(pin)))
+
+    def login(self, session: int, role: Role, pin: str) -> None:
+        """C_Login, once. It covers every session of this process on the token."""
+        secret = pin.encode()
+        self._call(_LOGIN, "C_Login", c_ulong(session), c_ulong(role), c_char_p(secret), c_ulong(len(secret)))
+
+    def logout(self, session: int) -> None:
+        """C_Logout: private session objects of the process are gone after it; public ones stay."""
+        self._call(_LOGOUT, "C_Logout", c_ulong(session))
+
+    # Objects
+
+    def read(self, session: int, key: int, attribute: Attribute) -> bytes:
+        """C_GetAttributeValue of one attribute, as the module's own bytes."""
+        one = _Attribute(attribute, None, 0)
+        self._call(_GET_ATTRIBUTE, "C_GetAttributeValue", c_ulong(session), c_ulong(key), byref(one), c_ulong(1))
+        if one.length in (0, _UNAVAILABLE):
+            return b""
+        buffer = (c_ubyte * one.length)()
+        one.value = ctypes.addressof(buffer)
+        self._call(_GET_ATTRIBUTE, "C_GetAttributeValue", c_ulong(session), c_ulong(key), byref(one), c_ulong(1))
+        return bytes(buffer)[: one.length]
+
+    def set(self, session: int, key: int, template: Template) -> None:
+        """C_SetAttributeValue."""
+        encoded = _Encoded(template)
+        self._call(_SET_ATTRIBUTE, "C_SetAttributeValue", c_ulong(session), c_ulong(key), encoded.array, c_ulong(encoded.count))
+
+    def copy(self, session: int, key: int, template: Template) -> int:
+        """C_CopyObject: a second object with `template` over what it inherits; returns its handle."""
+        encoded, handle = _Encoded(template), c_ulong()
+        self._call(_COPY, "C_CopyObject", c_ulong(session), c_ulong(key), encoded.array, c_ulong(encoded.count), byref(handle))
+        return handle.value
+
+    def destroy(self, session: int, key: int) -> None:
+        """C_DestroyObject."""
+        self._call(_DESTROY, "C_DestroyObject", c_ulong(session), c_ulong(key))
+
+    def generate_key(self, session: int, mechanism: Mechanism, template: Template) -> int:
+        """C_GenerateKey; returns the handle."""
+        encoded, how, handle = _Encoded(template), _Mechanism(mechanism, None, 0), c_ulong()
+        self._call(
+            _GENERATE_KEY, "C_GenerateKey", c_ulong(session), byref(how), encoded.array, c_ulong(encoded.count), byref(handle)
+        )
+        return handle.value
+
+    def generate_pair(self, session: int, mechanism: Mechanism, public: Template, private: Template) -> tuple[int, int]:
+        """C_GenerateKeyPair; returns the handles (public, private)."""
+        open_half, secret_half, how = _Encoded(public), _Encoded(private), _Mechanism(mechanism, None, 0)
+        handles = c_ulong(), c_ulong()
+        self._call(
+            _GENERATE_KEY_PAIR, "C_GenerateKeyPair", c_ulong(session), byref(how),
+            open_half.array, c_ulong(open_half.count), secret_half.array, c_ulong(secret_half.count),
+            byref(handles[0]), byref(handles[1]),
+        )  # fmt: skip
+        return handles[0].value, handles[1].value
+
+    def wrap(self, session: int, wrapping: int, key: int, mechanism: Mechanism = Mechanism.AES_KEY_WRAP) -> bytes:
+        """C_WrapKey: `key` under `wrapping`, for keys of up to 256 bits."""
+        iv = bytes(16) if mechanism is Mechanism.AES_CBC else None
+        how = _Mechanism(mechanism, ctypes.cast(c_char_p(iv), c_void_p), len(iv or b""))
+        out, length = (c_ubyte * 64)(), c_ulong(64)
+        self._call(_WRAP_KEY, "C_WrapKey", c_ulong(session), byref(how), c_ulong(wrapping), c_ulong(key), out, byref(length))
+        return bytes(out)[: length.value]
+
+    def unwrap(self, session: int, wrapping: int, wrapped: bytes, template: Template) -> int:
+        """C_UnwrapKey with AES key wrap (RFC 3394); returns the new key's handle."""
+        encoded, how, handle = _Encoded(template), _Mechanism(Mechanism.AES_KEY_WRAP, None, 0), c_ulong()
+        self._call(
+            _UNWRAP_KEY, "C_UnwrapKey", c_ulong(session), byref(how), c_ulong(wrapping), c_char_p(wrapped),
+            c_ulong(len(wrapped)), encoded.array, c_ulong(encoded.count), byref(handle),
+        )  # fmt: skip
+        return handle.value
+
+    # Data
+
+    def random(self, session: int, length: int) -> bytes:
+        """C_GenerateRandom."""
+        out = (c_ubyte * length)()
+        self._call(_GENERATE_RANDOM, "C_GenerateRandom", c_ulong(session), out, c_ulong(length))
+        return bytes(out)
+
+    def may_decrypt(self, session: int, key: int, mechanism: Mechanism) -> None:
+        """C_DecryptInit alone: raises CallFailed where the key may not decrypt. Use a session that is closed afterwards."""
+        how = _Mechanism(mechanism, None, 0)
+        self._call(_DECRYPT_INIT, "C_DecryptInit", c_ulong(session), byref(how), c_ulong(key))
+
+    def encrypt(self, session: int, key: int, nonce: bytes, aad: bytes, address: int, length: int) -> bytes:
+        """AES-256-GCM of `length` bytes at `address`; the caller vouches for that range. Returns ciphertext | tag(16)."""
+        parameters, how = _gcm(nonce, aad)
+        self._call(_ENCRYPT_INIT, "C_EncryptInit", c_ulong(session), byref(how), c_ulong(key))
+        out, written = (c_ubyte * (length + GCM_TAG))(), c_ulong(length + GCM_TAG)
+        self._call(_ENCRYPT, "C_Encrypt", c_ulong(session), c_void_p(address), c_ulong(length), out, byref(written))
+        del parameters  # lived until here: the module may read it up to the last call
+        return bytes(out)[: written.value]
+
+    def decrypt(self, session: int, key: int, nonce: bytes, aad: bytes, sealed: bytes, address: int, room: int) -> int:
+        """Open ciphertext | tag(16) into `room` bytes at `address`; the caller vouches for that range. Returns the length."""
+        parameters, how = _gcm(nonce, aad)
+        self._call(_DECRYPT_INIT, "C_DecryptInit", c_ulong(session), byref(how), c_ulong(key))
+        written = c_ulong(room)
+        self._call(
+            _DECRYPT, "C_Decrypt", c_ulong(session), c_char_p(sealed), c_ulong(len(sealed)), c_void_p(address), byref(written)
+        )
+        del parameters
+        return written.value
+
+
+def _gcm(nonce: bytes, aad: bytes) -> tuple[_GcmParameters, _Mechanism]:
+    parameters = _GcmParameters(nonce, len(nonce), len(nonce) * 8, aad, len(aad), GCM_TAG * 8)
+    return parameters, _Mechanism(Mechanism.AES_GCM, ctypes.addressof(parameters), ctypes.sizeof(parameters))
+
+
+def _expect(function: str, answer: int) -> None:
+    if answer != Answer.OK:
+        name = Answer(answer).name if answer in Answer._value2member_map_ else hex(answer)
+        raise CallFailed(function, name)

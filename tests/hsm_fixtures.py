@@ -1,0 +1,62 @@
+"""One real SoftHSM token per test process: made by the ceremony in processes of their own, opened once.
+
+Import the fixture where it is used: `from hsm_fixtures import serving_token`. SoftHSM is one thing per process, so every test
+of a process shares this token; tests that start the module themselves run their part in a subprocess (`in_own_process`).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keyvault import ceremony, softhsm
+from keyvault.ceremony import TokenFacts
+from keyvault.pkcs11_hsm import Pkcs11Hsm
+from keyvault.pkcs11_start import TokenConfig
+
+SO_PIN, USER_PIN = "5207-officer", "8841-serving"
+
+
+@dataclass(frozen=True)
+class ServingToken:
+    """The token, open, and everything a test needs to open it again elsewhere."""
+
+    hsm: Pkcs11Hsm
+    config: TokenConfig
+    facts: TokenFacts
+    pin: str = USER_PIN
+    so_pin: str = SO_PIN
+
+    @property
+    def folder(self) -> Path:
+        assert self.config.folder is not None
+        return self.config.folder
+
+
+def in_own_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a module-level function in a spawned process and return what it returns, or raise what it raises."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def make_serving_token(folder: Path) -> tuple[TokenConfig, TokenFacts]:
+    """An empty token and the serving ceremony on it. For a process of its own."""
+    module = softhsm.find_module()
+    serial = softhsm.make_token(module, folder, "serving", SO_PIN, USER_PIN)
+    config = TokenConfig(module, "serving", serial, folder)
+    return config, ceremony.serving_token(config, SO_PIN, USER_PIN)
+
+
+@pytest.fixture(scope="session")
+def serving_token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingToken]:
+    folder = tmp_path_factory.mktemp("token") / "serving"
+    config, facts = in_own_process(make_serving_token, folder)
+    hsm = Pkcs11Hsm.open(config, USER_PIN, expected_masters=facts.masters)
+    yield ServingToken(hsm, config, facts)
+    hsm.close()
