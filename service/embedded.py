@@ -106,9 +106,9 @@ class EmbeddedPostgres:
         return [self._program("postgres"), "-D", self.folder, "-k", self.run_folder, *options]
 
     def clear_stale(self) -> None:
-        """Before a start: make the socket folder, and take away the pid file of a postmaster that is gone.
+        """Before a start: make the socket folder, and take away the lock files of a postmaster that is gone.
 
-        The server trusts a pid file whose number is alive, even as a zombie or as another program. Call this only while
+        The server trusts a lock file whose number is alive, even as a zombie or as another program. Call this only while
         holding the state folder's lock: then no other Glottis serves the cluster. A postmaster that is still ending is
         waited for. Raises DatabaseUnavailable if it stays.
         """
@@ -120,6 +120,7 @@ class EmbeddedPostgres:
                 raise DatabaseUnavailable(f"process {pid} still serves {self.folder}", fix=f"End it: kill -INT {pid}")
             time.sleep(_POLL_SECONDS)
         pid_file.unlink(missing_ok=True)
+        (self.run_folder / f"{_SOCKET}.lock").unlink(missing_ok=True)
 
     def _postmaster(self, pid_file: Path) -> int | None:
         """The pid in the file if that process really is a postmaster of this folder."""
