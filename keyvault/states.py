@@ -45,7 +45,7 @@ FOLLOWS: Mapping[KeyState, frozenset[KeyState]] = {
     KeyState.COMPROMISED: frozenset({KeyState.DESTROYED}),
     KeyState.DESTROYED: frozenset(),
 }
-"""Which state may come after which: SP 800-57 Part 1, figure 3. Nothing comes back from the last three."""
+"""Which state may come after which: the transitions of section 7, and only those that Glottis makes."""
 
 
 def require_use(state: KeyState, use: KeyUse) -> None:

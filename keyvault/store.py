@@ -1,0 +1,154 @@
+"""The tables of the key vault. Every function works inside the caller's transaction, and none commits it."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import (
+    Column,
+    DateTime,
+    Integer,
+    LargeBinary,
+    Row,
+    Table,
+    Text,
+    UniqueConstraint,
+    Uuid,
+    insert,
+    select,
+    update,
+)
+from sqlalchemy.exc import IntegrityError
+
+from keyvault.database import Transaction, metadata
+from keyvault.errors import RecordTampered, RowChanged
+from keyvault.records import KeyRef, RingVersion, WrappedKey
+from keyvault.states import KeyState
+
+ring_version = Table(
+    "ring_version",
+    metadata,
+    Column("ring", Text, primary_key=True),
+    Column("version", Integer, primary_key=True),
+    Column("state", Text, nullable=False),
+    Column("created_at", DateTime(timezone=True), nullable=False),
+    Column("row_version", Integer, nullable=False),
+    Column("mac", LargeBinary, nullable=False),
+)
+
+wrapped_key = Table(
+    "wrapped_key",
+    metadata,
+    Column("dek_id", Uuid, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("voice_id", Uuid, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("ring", Text, nullable=False),
+    Column("ring_version", Integer, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("blob", LargeBinary, nullable=False),
+    Column("created_at", DateTime(timezone=True), nullable=False),
+    Column("row_version", Integer, nullable=False),
+    Column("mac", LargeBinary, nullable=False),
+    UniqueConstraint("voice_id", "version"),
+)
+
+
+class KeyStore:
+    """Wrapped keys and ring versions. Rows go out as they lie: whoever uses one checks its MAC first."""
+
+    def add_key(self, transaction: Transaction, key: WrappedKey) -> None:
+        """Insert a new version. Raises RowChanged if this voice has one of that number: the transaction is then void."""
+        _insert(transaction, wrapped_key, _key_row(key))
+
+    def key(self, transaction: Transaction, dek_id: UUID) -> WrappedKey | None:
+        """The key of this id."""
+        row = transaction.execute(select(wrapped_key).where(wrapped_key.c.dek_id == dek_id)).one_or_none()
+        return None if row is None else _key(row)
+
+    def newest_key(self, transaction: Transaction, voice: UUID) -> WrappedKey | None:
+        """The voice's highest version, in whatever state it is."""
+        query = select(wrapped_key).where(wrapped_key.c.voice_id == voice).order_by(wrapped_key.c.version.desc()).limit(1)
+        row = transaction.execute(query).one_or_none()
+        return None if row is None else _key(row)
+
+    def replace_key(self, transaction: Transaction, old: WrappedKey, new: WrappedKey) -> None:
+        """Compare and swap: `new` stands only if the row is still `old`. Raises RowChanged; nothing is written then."""
+        c = wrapped_key.c
+        unchanged = (c.dek_id == old.ref.id) & (c.row_version == old.row_version) & (c.mac == old.mac)
+        if transaction.execute(update(wrapped_key).where(unchanged).values(_key_row(new))).rowcount != 1:
+            raise RowChanged(f"key {old.ref.id} was changed by another transaction")
+
+    def add_ring_version(self, transaction: Transaction, version: RingVersion) -> None:
+        """Insert a new ring version. Raises RowChanged if its number was used before: the transaction is then void."""
+        _insert(transaction, ring_version, _ring_row(version))
+
+    def ring_versions(self, transaction: Transaction, ring: str) -> list[RingVersion]:
+        """Every version of the ring, oldest first."""
+        query = select(ring_version).where(ring_version.c.ring == ring).order_by(ring_version.c.version)
+        return [
+            RingVersion(row.ring, row.version, _state(row.state), row.created_at, row.row_version, bytes(row.mac))
+            for row in transaction.execute(query)
+        ]
+
+    def replace_ring_version(self, transaction: Transaction, old: RingVersion, new: RingVersion) -> None:
+        """Compare and swap: `new` stands only if the row is still `old`. Raises RowChanged; nothing is written then."""
+        c = ring_version.c
+        unchanged = (c.ring == old.ring) & (c.version == old.version) & (c.row_version == old.row_version) & (c.mac == old.mac)
+        if transaction.execute(update(ring_version).where(unchanged).values(_ring_row(new))).rowcount != 1:
+            raise RowChanged(f"ring {old.ring} version {old.version} was changed by another transaction")
+
+
+def _insert(transaction: Transaction, table: Table, row: dict[str, Any]) -> None:
+    try:
+        transaction.execute(insert(table).values(row))
+    except IntegrityError as error:
+        raise RowChanged(f"{table.name} already has this version") from error
+
+
+def _key_row(key: WrappedKey) -> dict[str, Any]:
+    return {
+        "dek_id": key.ref.id,
+        "tenant": key.tenant,
+        "voice_id": key.voice,
+        "version": key.ref.version,
+        "ring": key.ref.ring,
+        "ring_version": key.ref.ring_version,
+        "state": key.state.value,
+        "blob": key.blob,
+        "created_at": key.created_at,
+        "row_version": key.row_version,
+        "mac": key.mac,
+    }
+
+
+def _key(row: Row[Any]) -> WrappedKey:
+    return WrappedKey(
+        ref=KeyRef(row.dek_id, row.version, row.ring, row.ring_version),
+        tenant=row.tenant,
+        voice=row.voice_id,
+        state=_state(row.state),
+        blob=bytes(row.blob),
+        created_at=row.created_at,
+        row_version=row.row_version,
+        mac=bytes(row.mac),
+    )
+
+
+def _state(text: str) -> KeyState:
+    try:
+        return KeyState(text)
+    except ValueError:
+        raise RecordTampered("a stored key state is none that Glottis writes") from None
+
+
+def _ring_row(version: RingVersion) -> dict[str, Any]:
+    return {
+        "ring": version.ring,
+        "version": version.version,
+        "state": version.state.value,
+        "created_at": version.created_at,
+        "row_version": version.row_version,
+        "mac": version.mac,
+    }
