@@ -11,6 +11,9 @@ from uuid import UUID
 
 from keyvault.database import Transaction
 
+Outcome = Literal["allowed", "denied"]
+Facts = dict[str, str | int | None]
+
 
 @dataclass(frozen=True)
 class Intent:
@@ -20,12 +23,12 @@ class Intent:
     """
 
     action: str
-    outcome: Literal["allowed", "denied"]
+    outcome: Outcome
     tenant: str
     client_id: str
     voice: UUID | None
     purpose: str
-    details: dict[str, str | int | None] = field(default_factory=dict)
+    details: Facts = field(default_factory=dict)
 
 
 class Intents(Protocol):

@@ -1,0 +1,83 @@
+"""Who is known and what is theirs: clients and voices, as values whose every field the record MAC covers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from uuid import UUID
+
+from keyvault.records import Field
+from policies.consent import Consent
+
+
+class Role(StrEnum):
+    """What a client may be registered to do; the policies say what each role permits."""
+
+    ENROLLER = "enroller"
+    SPEAKER = "speaker"
+    VERIFIER = "verifier"
+    CONSENT_KEEPER = "consent-keeper"
+    READER = "reader"
+
+
+class ClientState(StrEnum):
+    """A revoked client stays revoked."""
+
+    ACTIVE = "active"
+    REVOKED = "revoked"
+
+
+class VoiceState(StrEnum):
+    """A suspended voice is kept and stays closed."""
+
+    ACTIVE = "active"
+    SUSPENDED = "suspended"
+
+
+@dataclass(frozen=True)
+class Client:
+    """A registered caller. `cert_sha256` is the certificate's x5t#S256, `jkt` its DPoP key's RFC 7638 thumbprint."""
+
+    client_id: str
+    tenant: str
+    cert_sha256: str
+    jkt: str
+    roles: tuple[str, ...]
+    state: ClientState
+    row_version: int
+
+    def fields(self) -> tuple[Field, ...]:
+        """What the row's MAC covers."""
+        return (self.client_id, self.tenant, self.cert_sha256, self.jkt, self.roles, self.state.value, self.row_version)
+
+
+@dataclass(frozen=True)
+class Voice:
+    """A voice's metadata. `dek_id` and `key_version` name the key that its voiceprint is sealed with."""
+
+    voice_id: UUID
+    tenant: str
+    name: str
+    consent_id: UUID
+    state: VoiceState
+    dek_id: UUID
+    key_version: int
+    created_at: datetime
+    row_version: int
+
+    def fields(self) -> tuple[Field, ...]:
+        """What the row's MAC covers."""
+        return (
+            *(self.voice_id, self.tenant, self.name, self.consent_id, self.state.value),
+            *(self.dek_id, self.key_version, self.created_at, self.row_version),
+        )
+
+
+@dataclass(frozen=True)
+class Authority:
+    """The rows that one decision rests on, each with its MAC checked; None where there is no such row."""
+
+    client: Client | None
+    voice: Voice | None
+    consent: Consent | None

@@ -1,0 +1,165 @@
+"""Policies in Cedar: load, validate, decide. Whatever goes wrong while deciding is a denial.
+
+Cedar skips a policy that fails to evaluate, even a prohibition, and may then allow; so an answer that comes with any
+diagnostic error counts for nothing here.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import cedarpy
+
+from policies import errors
+from policies.authority import Client, ClientState, Voice, VoiceState
+from policies.consent import Consent, ConsentState
+from policies.errors import Denied, PolicySetInvalid
+from policies.grants import Purpose
+
+NO_PERMIT = "no-permit"
+"""Stands for the deciding policy where nothing permitted."""
+NOT_DECIDABLE = "not-decidable"
+"""Stands for the deciding policy where the question did not fit the schema or a policy failed."""
+
+_REFUSALS: dict[str, type[Denied]] = {
+    "base.tenant-isolation": errors.ForeignVoice,
+    "base.client-active": errors.ClientInactive,
+    "consent.tenant": errors.ForeignConsent,
+    "base.voice-active": errors.VoiceSuspended,
+    "consent.active": errors.ConsentWithdrawn,
+    "consent.unexpired": errors.ConsentExpired,
+    "consent.purpose": errors.ConsentPurpose,
+    "consent.territory": errors.ConsentTerritory,
+}
+"""What the caller is told, by deciding policy; the first that holds speaks, so that isolation hides everything behind it."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """May this client do this now? `territory` is where this installation is; `voice` and `consent` as the purpose needs."""
+
+    purpose: Purpose
+    client: Client
+    voice: Voice | None
+    consent: Consent | None
+    territory: str
+    now: float
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The answer, and the ids of the policies that gave it."""
+
+    allowed: bool
+    decided_by: tuple[str, ...]
+
+    def require(self) -> tuple[str, ...]:
+        """The deciding policies, if it is allowed. Raises Denied, or the kind of it that fits the deciding policy."""
+        if self.allowed:
+            return self.decided_by
+        for policy, refusal in _REFUSALS.items():
+            if policy in self.decided_by:
+                raise refusal(self.decided_by)
+        raise Denied(self.decided_by)
+
+
+class PolicyEngine:
+    """One validated set of policies. Safe to ask from several threads."""
+
+    def __init__(self, schema: str, policies: str) -> None:
+        """Parse and validate. Raises PolicySetInvalid, with the reason as its detail."""
+        try:
+            self._schema = cedarpy.Schema.from_str(schema)
+            self._policies = cedarpy.PolicySet.from_str(policies)
+        except ValueError as problem:
+            raise PolicySetInvalid(str(problem)) from None
+        outcome = cedarpy.validate_policies(policies, self._schema)
+        if not outcome.validation_passed:
+            raise PolicySetInvalid("; ".join(str(error) for error in outcome.errors))
+        self._ids = _annotated_ids(policies)
+
+    @classmethod
+    def shipped(cls) -> PolicyEngine:
+        """The set that comes with this package. Raises PolicySetInvalid."""
+        folder = files("policies")
+        sources = sorted((item for item in folder.iterdir() if item.name.endswith(".cedar")), key=lambda item: item.name)
+        return cls((folder / "schema.cedarschema").read_text(), "\n".join(source.read_text() for source in sources))
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The ids of all policies in the set, in order."""
+        return tuple(sorted(self._ids.values()))
+
+    def decide(self, question: Question) -> Decision:
+        """The set's answer. Never raises for what the question holds: a question that does not fit is denied."""
+        answer = cedarpy.is_authorized(_request(question), self._policies, _entities(question), self._schema)
+        if answer.diagnostics.errors or answer.decision is cedarpy.Decision.NoDecision:
+            return Decision(False, (NOT_DECIDABLE,))
+        reasons = tuple(sorted(self._ids[reason] for reason in answer.diagnostics.reasons))
+        return Decision(answer.decision is cedarpy.Decision.Allow, reasons or (NO_PERMIT,))
+
+
+def _annotated_ids(policies: str) -> dict[str, str]:
+    """Cedar's own names of the policies, to the ids that we gave them. Raises PolicySetInvalid where one has none."""
+    static = json.loads(cedarpy.policies_to_json_str(policies))["staticPolicies"]
+    ids = {name: policy.get("annotations", {}).get("id") for name, policy in static.items()}
+    if not all(ids.values()) or len(set(ids.values())) != len(ids):
+        raise PolicySetInvalid("every policy needs an @id of its own")
+    return ids
+
+
+def _reference(kind: str, name: object) -> dict[str, str]:
+    return {"type": kind, "id": str(name)}
+
+
+def _tenant(name: str) -> dict[str, Any]:
+    return {"__entity": _reference("Tenant", name)}
+
+
+def _resource(question: Question) -> dict[str, str]:
+    if question.purpose in (Purpose.SPEAK, Purpose.COMPARE):
+        return _reference("Voice", question.voice.voice_id if question.voice else "none")
+    return _reference("Tenant", question.client.tenant)
+
+
+def _request(question: Question) -> dict[str, Any]:
+    context: dict[str, Any] = {"purpose": question.purpose.value, "now": int(question.now)}
+    if question.purpose in (Purpose.SPEAK, Purpose.COMPARE, Purpose.ENROL) and question.consent is not None:
+        consent = question.consent
+        context["consent"] = {
+            "tenant": _tenant(consent.tenant),
+            "active": consent.state is ConsentState.ACTIVE,
+            "purposes": list(consent.purposes),
+            "covers_here": consent.covers(question.territory),
+            "expires": int(consent.expires_at.timestamp()),
+        }
+    return {
+        "principal": _reference("Client", question.client.client_id),
+        "action": _reference("Action", question.purpose.value),
+        "resource": _resource(question),
+        "context": context,
+    }
+
+
+def _entities(question: Question) -> list[dict[str, Any]]:
+    client = question.client
+    tenants = {client.tenant} | ({question.voice.tenant} if question.voice else set())
+    tenants |= {question.consent.tenant} if question.consent else set()
+    entities: list[dict[str, Any]] = [{"uid": _reference("Tenant", name), "attrs": {}, "parents": []} for name in tenants]
+    attributes = {
+        "tenant": _tenant(client.tenant),
+        "active": client.state is ClientState.ACTIVE,
+        "roles": list(client.roles),
+    }
+    entities.append(_entity("Client", client.client_id, attributes, client.tenant))
+    if question.voice is not None:
+        attributes = {"active": question.voice.state is VoiceState.ACTIVE}
+        entities.append(_entity("Voice", question.voice.voice_id, attributes, question.voice.tenant))
+    return entities
+
+
+def _entity(kind: str, name: object, attributes: dict[str, Any], tenant: str) -> dict[str, Any]:
+    return {"uid": _reference(kind, name), "attrs": attributes, "parents": [_reference("Tenant", tenant)]}

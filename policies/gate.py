@@ -1,0 +1,254 @@
+"""The gate: one transaction in which a request is recorded and admitted, or nothing happens.
+
+Before the database: token, proof and their binding to the request. Then, in one durable transaction: authority rows,
+consumption, policy, intent. A refusal rolls that back (the token stays usable) and, if the caller proved who it is, is
+recorded in a transaction of its own. What nobody proved is only counted, so that strangers cannot fill the log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from hmac import compare_digest
+from typing import Protocol
+from uuid import UUID
+
+from keyvault.database import Database, Transaction
+from keyvault.records import KeyRef
+from policies.authority import Authority, Client
+from policies.engine import PolicyEngine, Question
+from policies.errors import (
+    AuditUnavailable,
+    BindingMismatch,
+    CertificateRequired,
+    ClientUnknown,
+    ConsentUnknown,
+    Denied,
+    PolicyError,
+    ProofReplayed,
+    PurposeMismatch,
+    SchemeInvalid,
+    TextMismatch,
+    TokenExpired,
+    TokenReplayed,
+    VoiceKeyChanged,
+    VoiceMismatch,
+    VoiceUnknown,
+)
+from policies.grants import Grant, Purpose, VerifiedProof, VerifiedToken
+from policies.intents import Facts, Intent, Intents, Outcome
+from policies.proofs import ProofVerifier, certificate_thumbprint
+from policies.store import PolicyStore, durable
+from policies.tokens import TokenVerifier
+
+ADMIT = "request.admit"
+"""The action of the gate's intents."""
+
+
+class Refusals(Protocol):
+    """Where refusals of callers unknown are counted."""
+
+    def count(self, code: str) -> None:
+        """One more refusal with this code. Must not block."""
+
+
+@dataclass(frozen=True, repr=False)
+class Call:
+    """One request as it came: the credentials, and what it is about to do.
+
+    `path` is what the URL says, without its query; `proof` the one DPoP header (a request with several is refused before).
+    """
+
+    method: str
+    path: str
+    scheme: str
+    token: str
+    proof: str
+    certificate_der: bytes | None
+    purpose: Purpose
+    voice: UUID | None = None
+    consent: UUID | None = None
+    text: str | None = None
+
+
+class Gate:
+    """Admits requests. Safe to call from several threads."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        verifier: TokenVerifier,
+        proofs: ProofVerifier,
+        engine: PolicyEngine,
+        store: PolicyStore,
+        intents: Intents,
+        refusals: Refusals,
+        territory: str,
+        clock: Callable[[], float],
+    ) -> None:
+        """`territory`: where this installation is, an ISO 3166 code; consents are measured against it."""
+        self._database = database
+        self._verifier = verifier
+        self._proofs = proofs
+        self._engine = engine
+        self._store = store
+        self._intents = intents
+        self._refusals = refusals
+        self._territory = territory
+        self._clock = clock
+
+    def admit(self, call: Call) -> Grant:
+        """Admit the call: when this returns, its intent is on disk. Raises PolicyError otherwise, and nothing has happened.
+
+        Raises AuditUnavailable where the database cannot record it; the token is then not used up.
+        """
+        try:
+            token, proof = self._authenticated(call)
+        except PolicyError as refusal:
+            self._refusals.count(refusal.code)
+            raise
+        try:
+            _check_request(token, call)
+            with durable(self._database) as transaction:
+                return self._admitted(transaction, token, proof)
+        except AuditUnavailable:
+            raise
+        except PolicyError as refusal:
+            record_refusal(
+                self._database, self._store, self._intents, self._refusals, proof, refusal, _denied(token, proof, refusal)
+            )
+            raise
+
+    def _authenticated(self, call: Call) -> tuple[VerifiedToken, VerifiedProof]:
+        """The caller holds both keys that the token names. No database."""
+        if call.certificate_der is None:
+            raise CertificateRequired()
+        if call.scheme.lower() != "dpop":
+            raise SchemeInvalid()
+        token = self._verifier.verify(call.token)
+        proof = self._proofs.verify(call.proof, call.method, call.path, call.token)
+        if not compare_digest(proof.jkt, token.jkt):
+            raise BindingMismatch("another DPoP key")
+        if not compare_digest(certificate_thumbprint(call.certificate_der), token.x5t_s256):
+            raise BindingMismatch("another certificate")
+        return token, proof
+
+    def _admitted(self, transaction: Transaction, token: VerifiedToken, proof: VerifiedProof) -> Grant:
+        authority = self._store.authority(transaction, x5t_s256=token.x5t_s256, voice_id=token.voice, consent_id=token.consent)
+        client = _known(authority, token)
+        if not self._store.consume_token(transaction, token):
+            raise TokenReplayed()
+        if not self._store.consume_proof(transaction, proof):
+            raise ProofReplayed()
+        # Read after consuming: a guard row may be forgotten once the token is over, and not before (store.RETENTION_S).
+        now = self._clock()
+        if now >= token.expires_at:
+            raise TokenExpired()
+        self._proofs.check_age(proof.issued_at)
+        question = Question(token.purpose, client, authority.voice, authority.consent, self._territory, now)
+        decided_by = self._engine.decide(question).require()
+        intent_id = self._intents.append(transaction, _intent("allowed", token, proof, {"policies": ",".join(decided_by)}))
+        return Grant(token, proof, intent_id, decided_by)
+
+
+def record_refusal(
+    database: Database,
+    store: PolicyStore,
+    intents: Intents,
+    refusals: Refusals,
+    proof: VerifiedProof,
+    refusal: PolicyError,
+    intent: Intent,
+) -> None:
+    """Record a refusal in a transaction of its own. Raises AuditUnavailable.
+
+    It uses the proof up, so that each entry costs the client one signature: a request seen on the way and sent again a
+    thousand times is recorded once and counted after that.
+    """
+    with durable(database) as transaction:
+        if store.consume_proof(transaction, proof):
+            intents.append(transaction, intent)
+        else:
+            refusals.count(refusal.code)
+
+
+def require_rows(purpose: Purpose, authority: Authority) -> None:
+    """The rows that this purpose is about exist. Raises VoiceUnknown, ConsentUnknown."""
+    if purpose in (Purpose.SPEAK, Purpose.COMPARE) and authority.voice is None:
+        raise VoiceUnknown()
+    if purpose in (Purpose.SPEAK, Purpose.COMPARE, Purpose.ENROL) and authority.consent is None:
+        raise ConsentUnknown()
+
+
+def refusal_details(refusal: PolicyError) -> Facts:
+    """What an intent says about a refusal."""
+    policies = ",".join(refusal.decided_by) if isinstance(refusal, Denied) else None
+    return {"code": refusal.code, "policies": policies}
+
+
+def key_details(key: KeyRef | None) -> Facts:
+    """What an intent says about the key that is to be used."""
+    if key is None:
+        return {}
+    return {"key_id": str(key.id), "key_version": key.version, "ring": key.ring, "ring_version": key.ring_version}
+
+
+def _check_request(token: VerifiedToken, call: Call) -> None:
+    """The token is for exactly this request. Raises PurposeMismatch, VoiceMismatch, TextMismatch."""
+    if token.purpose is not call.purpose:
+        raise PurposeMismatch()
+    if token.voice != call.voice:
+        raise VoiceMismatch("voice")
+    if call.consent is not None and token.consent != call.consent:
+        raise VoiceMismatch("consent")
+    if token.purpose is Purpose.SPEAK:
+        _check_text(token, call.text)
+
+
+def _check_text(token: VerifiedToken, text: str | None) -> None:
+    if text is None or token.text_sha256 is None or token.max_chars is None or len(text) > token.max_chars:
+        raise TextMismatch("length")
+    # A lone surrogate has no UTF-8, and so no hash that a client could have asked for: "surrogatepass" gives it a wrong one.
+    if not compare_digest(hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(), token.text_sha256):
+        raise TextMismatch("hash")
+
+
+def _known(authority: Authority, token: VerifiedToken) -> Client:
+    """The rows are still those that the token was minted for."""
+    client = authority.client
+    if client is None or (client.client_id, client.tenant) != (token.client_id, token.tenant):
+        raise ClientUnknown()
+    if client.jkt != token.jkt:
+        raise BindingMismatch("the client's DPoP key was replaced")
+    require_rows(token.purpose, authority)
+    voice = authority.voice
+    if voice is not None and (token.key is None or (voice.dek_id, voice.key_version) != (token.key.id, token.key.version)):
+        raise VoiceKeyChanged()
+    return client
+
+
+def _denied(token: VerifiedToken, proof: VerifiedProof, refusal: PolicyError) -> Intent:
+    return _intent("denied", token, proof, refusal_details(refusal))
+
+
+def _intent(outcome: Outcome, token: VerifiedToken, proof: VerifiedProof, more: Facts) -> Intent:
+    return Intent(
+        action=ADMIT,
+        outcome=outcome,
+        tenant=token.tenant,
+        client_id=token.client_id,
+        voice=token.voice,
+        purpose=token.purpose.value,
+        details={
+            "jti": token.jti,
+            "proof_jti": proof.jti,
+            "jkt": proof.jkt,
+            "x5t": token.x5t_s256,
+            "consent": None if token.consent is None else str(token.consent),
+            "text_sha256": token.text_sha256,
+            **key_details(token.key),
+            **more,
+        },
+    )

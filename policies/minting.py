@@ -1,0 +1,260 @@
+"""The token endpoint: client credentials over mutual TLS (RFC 8705 §2) with DPoP (RFC 9449 §5) and RFC 9396 details.
+
+Everything that the gate will ask is asked here already, so that a hopeless request gets no token. The mint is recorded in
+the same transaction as the decision, and the token is signed only after that transaction is on disk.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from hmac import compare_digest
+from typing import Any
+from uuid import UUID
+
+from keyvault.database import Database, Transaction
+from keyvault.records import KeyRef
+from policies import jws
+from policies.authority import Client, Voice
+from policies.engine import PolicyEngine, Question
+from policies.errors import (
+    AuditUnavailable,
+    AuthorizationDetailsInvalid,
+    BindingMismatch,
+    CertificateRequired,
+    ClientUnknown,
+    GrantTypeUnsupported,
+    PolicyError,
+    ProofReplayed,
+)
+from policies.gate import Refusals, key_details, record_refusal, refusal_details, require_rows
+from policies.grants import Purpose, VerifiedProof
+from policies.intents import Facts, Intent, Intents, Outcome
+from policies.proofs import ProofVerifier, certificate_thumbprint
+from policies.store import PolicyStore, durable
+from policies.tokens import MAX_CHARS, TOKEN_LIFETIME_S, Entitlement, TokenMint
+
+MINT = "token.mint"
+"""The action of the token endpoint's intents."""
+DETAILS_TYPE = "glottis_voice"
+MAX_DETAILS_LENGTH = 2048
+
+_SHA256_HEX = re.compile(r"[0-9a-f]{64}")
+_MEMBERS: dict[Purpose, tuple[frozenset[str], frozenset[str]]] = {
+    Purpose.SPEAK: (frozenset({"voice", "text_sha256"}), frozenset({"max_chars"})),
+    Purpose.COMPARE: (frozenset({"voice"}), frozenset()),
+    Purpose.ENROL: (frozenset({"consent"}), frozenset()),
+    Purpose.CONSENT: (frozenset(), frozenset()),
+    Purpose.READ: (frozenset(), frozenset()),
+}
+"""Members beside `type` and `actions`: those needed, those possible."""
+
+KeyOf = Callable[[Transaction, Voice], KeyRef]
+"""The key version that a voice is sealed with now, and the ring version that wraps it. Raises KeyNotFound."""
+
+
+@dataclass(frozen=True, repr=False)
+class TokenRequest:
+    """One request to the token endpoint, as it came."""
+
+    method: str
+    path: str
+    proof: str
+    certificate_der: bytes | None
+    grant_type: str
+    authorization_details: str
+
+
+@dataclass(frozen=True, repr=False)
+class IssuedToken:
+    """What the client gets, and the audit intent that says so."""
+
+    access_token: str
+    expires_in: int
+    authorization_details: list[dict[str, Any]]
+    intent_id: UUID
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a client asks a token for."""
+
+    purpose: Purpose
+    voice: UUID | None = None
+    consent: UUID | None = None
+    text_sha256: str | None = None
+    max_chars: int | None = None
+
+    @classmethod
+    def parse(cls, details: str) -> Wish:
+        """From `authorization_details`: one object, one action, no member we do not know. Raises AuthorizationDetailsInvalid."""
+        try:
+            return cls._parse(details)
+        except ValueError as problem:
+            raise AuthorizationDetailsInvalid(str(problem)) from None
+
+    @classmethod
+    def _parse(cls, details: str) -> Wish:
+        if len(details) > MAX_DETAILS_LENGTH:
+            raise ValueError("too long")
+        value = jws.strict_json(details.encode())
+        if not isinstance(value, list) or len(value) != 1 or not isinstance(value[0], dict):
+            raise ValueError("not one object in an array")
+        members = value[0]
+        actions = members.get("actions")
+        if members.get("type") != DETAILS_TYPE or not isinstance(actions, list) or len(actions) != 1:
+            raise ValueError("type or actions")
+        purpose = Purpose(jws.text(actions[0], "action"))
+        needed, possible = _MEMBERS[purpose]
+        names = members.keys() - {"type", "actions"}
+        if not needed <= names <= needed | possible:
+            raise ValueError("members other than this action has")
+        return cls(
+            purpose,
+            voice=UUID(jws.text(members["voice"], "voice")) if "voice" in names else None,
+            consent=UUID(jws.text(members["consent"], "consent")) if "consent" in names else None,
+            text_sha256=_hash(members["text_sha256"]) if "text_sha256" in names else None,
+            max_chars=_max_chars(members.get("max_chars", MAX_CHARS)) if purpose is Purpose.SPEAK else None,
+        )
+
+    def details(self) -> list[dict[str, Any]]:
+        """The granted details, in the form in which they were asked for."""
+        optional: dict[str, Any] = {
+            "voice": None if self.voice is None else str(self.voice),
+            "consent": None if self.consent is None else str(self.consent),
+            "text_sha256": self.text_sha256,
+            "max_chars": self.max_chars,
+        }
+        granted = {name: value for name, value in optional.items() if value is not None}
+        return [{"type": DETAILS_TYPE, "actions": [self.purpose.value], **granted}]
+
+
+class Minting:
+    """Issues tokens to registered clients. Safe to call from several threads."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        mint: TokenMint,
+        proofs: ProofVerifier,
+        engine: PolicyEngine,
+        store: PolicyStore,
+        intents: Intents,
+        refusals: Refusals,
+        key_of: KeyOf,
+        territory: str,
+        clock: Callable[[], float],
+    ) -> None:
+        self._database = database
+        self._mint = mint
+        self._proofs = proofs
+        self._engine = engine
+        self._store = store
+        self._intents = intents
+        self._refusals = refusals
+        self._key_of = key_of
+        self._territory = territory
+        self._clock = clock
+
+    def issue(self, request: TokenRequest) -> IssuedToken:
+        """Issue one token. Raises PolicyError; a refusal to a client that proved who it is has been recorded."""
+        try:
+            wish, proof, x5t_s256 = self._proved(request)
+        except PolicyError as refusal:
+            self._refusals.count(refusal.code)
+            raise
+        client: Client | None = None
+        try:
+            with durable(self._database) as transaction:
+                client = self._client(transaction, proof, x5t_s256)
+                entitlement, decided_by = self._entitled(transaction, client, wish, proof)
+                facts = {"jti": entitlement.jti, "policies": ",".join(decided_by), **key_details(entitlement.key)}
+                intent_id = self._intents.append(transaction, _intent("allowed", client, wish, proof, facts))
+        except AuditUnavailable:
+            raise
+        except PolicyError as refusal:
+            if client is None:
+                self._refusals.count(refusal.code)
+            else:
+                intent = _intent("denied", client, wish, proof, refusal_details(refusal))
+                record_refusal(self._database, self._store, self._intents, self._refusals, proof, refusal, intent)
+            raise
+        return IssuedToken(self._mint.mint(entitlement), TOKEN_LIFETIME_S, wish.details(), intent_id)
+
+    def _proved(self, request: TokenRequest) -> tuple[Wish, VerifiedProof, str]:
+        """What needs no database."""
+        if request.certificate_der is None:
+            raise CertificateRequired()
+        if request.grant_type != "client_credentials":
+            raise GrantTypeUnsupported()
+        proof = self._proofs.verify(request.proof, request.method, request.path, None)
+        return Wish.parse(request.authorization_details), proof, certificate_thumbprint(request.certificate_der)
+
+    def _client(self, transaction: Transaction, proof: VerifiedProof, x5t_s256: str) -> Client:
+        """The client that holds this certificate and this key. Raises ClientUnknown, BindingMismatch."""
+        client = self._store.authority(transaction, x5t_s256=x5t_s256, voice_id=None, consent_id=None).client
+        if client is None:
+            raise ClientUnknown()
+        if not compare_digest(client.jkt, proof.jkt):
+            raise BindingMismatch("not the client's DPoP key")
+        return client
+
+    def _entitled(
+        self, transaction: Transaction, client: Client, wish: Wish, proof: VerifiedProof
+    ) -> tuple[Entitlement, tuple[str, ...]]:
+        """What the token will say, and the policies that allow it; the proof is used up."""
+        if not self._store.consume_proof(transaction, proof):
+            raise ProofReplayed()
+        self._proofs.check_age(proof.issued_at)
+        authority = self._store.authority(transaction, x5t_s256=client.cert_sha256, voice_id=wish.voice, consent_id=wish.consent)
+        require_rows(wish.purpose, authority)
+        question = Question(wish.purpose, client, authority.voice, authority.consent, self._territory, self._clock())
+        decided_by = self._engine.decide(question).require()
+        entitlement = Entitlement(
+            jti=self._mint.new_jti(),
+            tenant=client.tenant,
+            client_id=client.client_id,
+            purpose=wish.purpose,
+            x5t_s256=client.cert_sha256,
+            jkt=client.jkt,
+            voice=wish.voice,
+            key=None if authority.voice is None else self._key_of(transaction, authority.voice),
+            consent=wish.consent,
+            text_sha256=wish.text_sha256,
+            max_chars=wish.max_chars,
+        )
+        return entitlement, decided_by
+
+
+def _intent(outcome: Outcome, client: Client, wish: Wish, proof: VerifiedProof, more: Facts) -> Intent:
+    return Intent(
+        action=MINT,
+        outcome=outcome,
+        tenant=client.tenant,
+        client_id=client.client_id,
+        voice=wish.voice,
+        purpose=wish.purpose.value,
+        details={
+            "proof_jti": proof.jti,
+            "jkt": proof.jkt,
+            "x5t": client.cert_sha256,
+            "consent": None if wish.consent is None else str(wish.consent),
+            "text_sha256": wish.text_sha256,
+            **more,
+        },
+    )
+
+
+def _hash(value: Any) -> str:
+    if not isinstance(value, str) or not _SHA256_HEX.fullmatch(value):
+        raise ValueError("text_sha256 is not a SHA-256 in hex")
+    return value
+
+
+def _max_chars(value: Any) -> int:
+    count = jws.whole(value, "max_chars")
+    if not 0 < count <= MAX_CHARS:
+        raise ValueError(f"max_chars is more than {MAX_CHARS}, or none")
+    return count

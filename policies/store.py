@@ -1,0 +1,263 @@
+"""Tables of clients, consents and voices, and of what was used up. The only file here that speaks SQL.
+
+Authority rows carry a MAC made in the HSM over every column, so that writing the database is not enough to change who may
+do what. Every change is a compare-and-swap on `row_version`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, TypeVar
+from uuid import UUID
+
+from sqlalchemy import (
+    ARRAY,
+    Column,
+    DateTime,
+    ForeignKey,
+    Integer,
+    LargeBinary,
+    Row,
+    Table,
+    Text,
+    Uuid,
+    delete,
+    func,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from keyvault.database import Database, Transaction, metadata
+from keyvault.errors import RecordTampered
+from keyvault.records import RecordMac
+from policies.authority import Authority, Client, ClientState, Voice, VoiceState
+from policies.consent import Consent, ConsentState
+from policies.errors import AuditUnavailable, AuthorityRowTampered, RowChanged
+from policies.grants import CLOCK_TOLERANCE_S, VerifiedProof, VerifiedToken
+from policies.proofs import PROOF_AGE_S
+
+AuthorityRow = TypeVar("AuthorityRow", Client, Consent, Voice)
+
+
+def _row_guard() -> tuple[Column[int], Column[bytes]]:
+    return Column("row_version", Integer, nullable=False), Column("mac", LargeBinary, nullable=False)
+
+
+client = Table(
+    "client",
+    metadata,
+    Column("client_id", Text, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("cert_sha256", Text, nullable=False, unique=True),
+    Column("jkt", Text, nullable=False),
+    Column("roles", ARRAY(Text), nullable=False),
+    Column("state", Text, nullable=False),
+    *_row_guard(),
+)
+consent = Table(
+    "consent",
+    metadata,
+    Column("consent_id", Uuid, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("purposes", ARRAY(Text), nullable=False),
+    Column("territory", ARRAY(Text), nullable=False),
+    Column("expires_at", DateTime(timezone=True), nullable=False),
+    Column("evidence_sha256", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("created_at", DateTime(timezone=True), nullable=False),
+    *_row_guard(),
+)
+voice = Table(
+    "voice",
+    metadata,
+    Column("voice_id", Uuid, primary_key=True),
+    Column("tenant", Text, nullable=False, index=True),
+    Column("name", Text, nullable=False),
+    Column("consent_id", Uuid, ForeignKey(consent.c.consent_id), nullable=False, index=True),
+    Column("state", Text, nullable=False),
+    Column("dek_id", Uuid, nullable=False),
+    Column("key_version", Integer, nullable=False),
+    Column("created_at", DateTime(timezone=True), nullable=False),
+    *_row_guard(),
+)
+used_token = Table(
+    "used_token",
+    metadata,
+    Column("iss", Text, primary_key=True),
+    Column("jti", Text, primary_key=True),
+    Column("expires_at", DateTime(timezone=True), nullable=False, index=True),
+)
+used_proof = Table(
+    "used_proof",
+    metadata,
+    Column("jkt", Text, primary_key=True),
+    Column("jti", Text, primary_key=True),
+    Column("expires_at", DateTime(timezone=True), nullable=False, index=True),
+)
+
+RETENTION_S = 2 * CLOCK_TOLERANCE_S
+"""How long a used token or proof is remembered beyond the last moment at which some clock would accept it.
+
+Clocks agree with the true time to CLOCK_TOLERANCE_S, so two of them agree to twice that: a purger whose clock says
+`expires_at + RETENTION_S` knows that every verifier's clock has passed `expires_at`. The gate reads its clock after it has
+consumed, so a request that was held up in between is refused rather than accepted without its guard.
+"""
+
+# A gate that cannot finish while the token lives has no reason to hold its locks.
+_DURABLE = text("SELECT set_config('synchronous_commit', 'on', true), set_config('statement_timeout', '5s', true)")
+
+
+@contextmanager
+def durable(database: Database) -> Iterator[Transaction]:
+    """A transaction that is on disk when the block ends. Raises AuditUnavailable where the database cannot promise that.
+
+    If the connection is lost while it commits, the outcome is unknown: the token may have been used up all the same.
+    """
+    try:
+        with database.begin() as transaction:
+            transaction.execute(_DURABLE)
+            yield transaction
+    except (DBAPIError, PoolTimeout) as problem:
+        # The driver's message may quote the statement's values: its kind says enough.
+        raise AuditUnavailable(type(problem).__name__) from None
+
+
+class PolicyStore:
+    """Reads and writes in the caller's transaction; checks every authority row's MAC before anybody sees it."""
+
+    def __init__(self, mac: RecordMac) -> None:
+        self._mac = mac
+
+    def authority(self, transaction: Transaction, *, x5t_s256: str, voice_id: UUID | None, consent_id: UUID | None) -> Authority:
+        """In one query: the client with this certificate, the voice, and the voice's consent or else the one named.
+
+        Raises AuthorityRowTampered.
+        """
+        row = transaction.execute(
+            select(client, voice, consent)
+            .select_from(client)
+            .outerjoin(voice, voice.c.voice_id == voice_id)
+            .outerjoin(consent, consent.c.consent_id == func.coalesce(voice.c.consent_id, consent_id))
+            .where(client.c.cert_sha256 == x5t_s256)
+        ).one_or_none()
+        if row is None:
+            return Authority(None, None, None)
+        return Authority(self._read(row, Client), self._read(row, Voice), self._read(row, Consent))
+
+    def client(self, transaction: Transaction, client_id: str) -> Client | None:
+        """The client of this name. Raises AuthorityRowTampered."""
+        row = transaction.execute(select(client).where(client.c.client_id == client_id)).one_or_none()
+        return None if row is None else self._read(row, Client)
+
+    def clients(self, transaction: Transaction) -> tuple[Client, ...]:
+        """Every client, by name. Raises AuthorityRowTampered."""
+        rows = transaction.execute(select(client).order_by(client.c.client_id))
+        return tuple(found for row in rows if (found := self._read(row, Client)))
+
+    def consent(self, transaction: Transaction, consent_id: UUID) -> Consent | None:
+        """This consent. Raises AuthorityRowTampered."""
+        row = transaction.execute(select(consent).where(consent.c.consent_id == consent_id)).one_or_none()
+        return None if row is None else self._read(row, Consent)
+
+    def voice(self, transaction: Transaction, tenant: str, voice_id: UUID) -> Voice | None:
+        """This voice, if it is the tenant's. Raises AuthorityRowTampered."""
+        row = transaction.execute(select(voice).where(voice.c.voice_id == voice_id, voice.c.tenant == tenant)).one_or_none()
+        return None if row is None else self._read(row, Voice)
+
+    def voices(self, transaction: Transaction, tenant: str, limit: int = 1000) -> tuple[Voice, ...]:
+        """The tenant's voices, newest first. Raises AuthorityRowTampered."""
+        rows = transaction.execute(
+            select(voice).where(voice.c.tenant == tenant).order_by(voice.c.created_at.desc(), voice.c.voice_id).limit(limit)
+        )
+        return tuple(found for row in rows if (found := self._read(row, Voice)))
+
+    def insert(self, transaction: Transaction, value: Client | Consent | Voice) -> None:
+        """Write a new row. Raises RowChanged if there is one with this key."""
+        table = _KINDS[type(value)][0]
+        written = transaction.execute(insert(table).values(**self._columns(value)).on_conflict_do_nothing())
+        if written.rowcount != 1:
+            raise RowChanged(f"{table.name}: exists")
+
+    def swap(self, transaction: Transaction, old: AuthorityRow, new: AuthorityRow) -> AuthorityRow:
+        """Replace `old` by `new`, with the next row version; returns what was written.
+
+        Raises RowChanged if `old` is not the row of now.
+        """
+        new = replace(new, row_version=old.row_version + 1)
+        table, key, _ = _KINDS[type(old)]
+        current = (table.c[key] == getattr(old, key)) & (table.c.row_version == old.row_version)
+        try:
+            written = transaction.execute(update(table).where(current).values(**self._columns(new)))
+        except IntegrityError:
+            raise RowChanged(f"{table.name}: taken by another row") from None
+        if written.rowcount != 1:
+            raise RowChanged(f"{table.name}: changed meanwhile")
+        return new
+
+    def consume_token(self, transaction: Transaction, token: VerifiedToken) -> bool:
+        """Use the token up; False if it was used before. A rolled-back transaction did not use it."""
+        row = {"iss": token.issuer, "jti": token.jti, "expires_at": _time(token.expires_at)}
+        return bool(
+            transaction.execute(insert(used_token).values(row).on_conflict_do_nothing().returning(used_token.c.jti)).first()
+        )
+
+    def consume_proof(self, transaction: Transaction, proof: VerifiedProof) -> bool:
+        """Use the proof up; False if it was used before."""
+        row = {"jkt": proof.jkt, "jti": proof.jti, "expires_at": _time(proof.issued_at + PROOF_AGE_S)}
+        return bool(
+            transaction.execute(insert(used_proof).values(row).on_conflict_do_nothing().returning(used_proof.c.jti)).first()
+        )
+
+    def purge(self, transaction: Transaction, now: float) -> int:
+        """Forget used tokens and proofs that no clock would accept any more; returns how many."""
+        before = _time(now - RETENTION_S)
+        return sum(
+            transaction.execute(delete(table).where(table.c.expires_at < before)).rowcount for table in (used_token, used_proof)
+        )
+
+    def _read(self, row: Row[Any], kind: type[AuthorityRow]) -> AuthorityRow | None:
+        """The value in these columns; None where an outer join found no row. Raises AuthorityRowTampered."""
+        table, key, state = _KINDS[kind]
+        values = row._mapping
+        if values[table.c[key]] is None:
+            return None
+        columns = {column.name: values[column] for column in table.c if column.name != "mac"}
+        columns = {name: tuple(value) if isinstance(value, list) else value for name, value in columns.items()}
+        try:
+            found = kind(**columns | {"state": state(columns["state"])})
+            self._mac.check(values[table.c.mac], table.name, *found.fields())
+        except (RecordTampered, ValueError):
+            raise AuthorityRowTampered(table.name) from None
+        return found
+
+    def _columns(self, value: Client | Consent | Voice) -> dict[str, Any]:
+        """The row of a value, with its MAC."""
+        table = _KINDS[type(value)][0]
+        columns = {field.name: getattr(value, field.name) for field in fields(value)}
+        columns = {name: list(item) if isinstance(item, tuple) else item for name, item in columns.items()}
+        return columns | {"state": value.state.value, "mac": self._mac.make(table.name, *value.fields())}
+
+
+_KINDS: dict[type, tuple[Table, str, type[StrEnum]]] = {
+    Client: (client, "client_id", ClientState),
+    Consent: (consent, "consent_id", ConsentState),
+    Voice: (voice, "voice_id", VoiceState),
+}
+
+
+def _new(transaction: Transaction, table: Table, row: dict[str, Any]) -> bool:
+    """Insert; False if the row was there. One statement: of two at once, the second waits for the first to commit or not."""
+    return transaction.execute(insert(table).values(row).on_conflict_do_nothing().returning(table.c.jti)).first() is not None
+
+
+def _time(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
