@@ -11,15 +11,14 @@ from uuid import UUID
 
 from keyvault.records import Field
 from policies.errors import ConsentInvalid
-from policies.grants import Purpose
 
-EVERYWHERE = "WORLD"
-"""The territory of a consent that is not limited to any."""
+EVERYWHERE = "*"
+"""The territory of a consent that is not limited to any; an installation there needs such consents."""
 
-CONSENT_PURPOSES = frozenset({Purpose.ENROL, Purpose.SPEAK, Purpose.COMPARE})
-"""What a speaker can consent to. What a consent does not name is not done."""
+CONSENT_PURPOSES = frozenset({"speak", "compare", "identify"})
+"""What a speaker can consent to. What a consent does not name is not done; to enrol, one is enough."""
 
-_TERRITORY = re.compile(r"[A-Z]{2}(-[A-Z0-9]{1,3})?|WORLD")
+_TERRITORY = re.compile(r"[A-Z]{2}|\*")
 
 
 class ConsentState(StrEnum):
@@ -31,7 +30,7 @@ class ConsentState(StrEnum):
 
 @dataclass(frozen=True)
 class Consent:
-    """One recorded consent. `territory`: ISO 3166 codes, or WORLD. `evidence_sha256`: of the evidence, kept elsewhere."""
+    """One recorded consent. `territory`: ISO 3166 alpha-2 codes, or `*`. `evidence_sha256`: of the evidence, kept elsewhere."""
 
     consent_id: UUID
     tenant: str
@@ -52,8 +51,8 @@ class Consent:
         )
 
     def covers(self, territory: str) -> bool:
-        """Whether the consent holds in `territory`; a region's code is inside its country's."""
-        return bool({EVERYWHERE, territory, territory.partition("-")[0]} & set(self.territory))
+        """Whether the consent holds in `territory`."""
+        return EVERYWHERE in self.territory or territory in self.territory
 
     def __repr__(self) -> str:
         # The subject and the evidence are about a person: they stay out of logs.
@@ -69,7 +68,7 @@ def check_terms(
     if not purposes or len(set(purposes)) != len(purposes) or not set(purposes) <= CONSENT_PURPOSES:
         raise ConsentInvalid("purposes: one or more of " + ", ".join(sorted(CONSENT_PURPOSES)))
     if not 0 < len(territory) <= 300 or not all(_TERRITORY.fullmatch(code) for code in territory):
-        raise ConsentInvalid("territory: ISO 3166 codes, or WORLD alone")
+        raise ConsentInvalid("territory: ISO 3166 alpha-2 codes, or *")
     if expires_at.tzinfo is None or expires_at <= now:
         raise ConsentInvalid("expires_at: a time in the future, with its zone")
     # At most a megabyte, and text that has a UTF-8 form: its hash must mean something to whoever keeps the evidence.

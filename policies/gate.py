@@ -16,6 +16,7 @@ from uuid import UUID
 
 from keyvault.database import Database, Transaction
 from keyvault.records import KeyRef
+from policies.audit.errors import AuditError
 from policies.authority import Authority, Client
 from policies.engine import PolicyEngine, Question
 from policies.errors import (
@@ -113,8 +114,8 @@ class Gate:
             _check_request(token, call)
             with durable(self._database) as transaction:
                 return self._admitted(transaction, token, proof)
-        except AuditUnavailable:
-            raise
+        except (AuditError, AuditUnavailable):
+            raise  # what the log could not take is not a refusal that it could take
         except PolicyError as refusal:
             record_refusal(
                 self._database, self._store, self._intents, self._refusals, proof, refusal, _denied(token, proof, refusal)

@@ -16,6 +16,7 @@ from uuid import UUID
 from keyvault.database import Database, Transaction
 from keyvault.records import KeyRef
 from policies import jws
+from policies.audit.errors import AuditError
 from policies.authority import Client, Voice
 from policies.engine import PolicyEngine, Question
 from policies.errors import (
@@ -172,8 +173,8 @@ class Minting:
                 entitlement, decided_by = self._entitled(transaction, client, wish, proof)
                 facts = {"jti": entitlement.jti, "policies": ",".join(decided_by), **key_details(entitlement.key)}
                 intent_id = self._intents.append(transaction, _intent("allowed", client, wish, proof, facts))
-        except AuditUnavailable:
-            raise
+        except (AuditError, AuditUnavailable):
+            raise  # what the log could not take is not a refusal that it could take
         except PolicyError as refusal:
             if client is None:
                 self._refusals.count(refusal.code)

@@ -16,6 +16,7 @@ from uuid import UUID
 
 from sqlalchemy import (
     ARRAY,
+    CheckConstraint,
     Column,
     DateTime,
     ForeignKey,
@@ -80,28 +81,29 @@ voice = Table(
     "voice",
     metadata,
     Column("voice_id", Uuid, primary_key=True),
-    Column("tenant", Text, nullable=False, index=True),
+    Column("tenant", Text, nullable=False),
     Column("name", Text, nullable=False),
-    Column("consent_id", Uuid, ForeignKey(consent.c.consent_id), nullable=False, index=True),
+    Column("consent_id", Uuid, ForeignKey(consent.c.consent_id), nullable=False),
     Column("state", Text, nullable=False),
     Column("dek_id", Uuid, nullable=False),
     Column("key_version", Integer, nullable=False),
     Column("created_at", DateTime(timezone=True), nullable=False),
     *_row_guard(),
+    CheckConstraint("key_version >= 1", name="key_version"),
 )
 used_token = Table(
     "used_token",
     metadata,
     Column("iss", Text, primary_key=True),
     Column("jti", Text, primary_key=True),
-    Column("expires_at", DateTime(timezone=True), nullable=False, index=True),
+    Column("expires_at", DateTime(timezone=True), nullable=False),
 )
 used_proof = Table(
     "used_proof",
     metadata,
     Column("jkt", Text, primary_key=True),
     Column("jti", Text, primary_key=True),
-    Column("expires_at", DateTime(timezone=True), nullable=False, index=True),
+    Column("expires_at", DateTime(timezone=True), nullable=False),
 )
 
 RETENTION_S = 2 * CLOCK_TOLERANCE_S
