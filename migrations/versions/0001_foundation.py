@@ -34,6 +34,10 @@ def _time(name: str = "created_at") -> sa.Column:
     return _column(name, sa.DateTime(timezone=True))
 
 
+def _index(table: str, column: str) -> None:
+    op.create_index(f"ix_{table}_{column}", table, [column])
+
+
 def _authority_columns() -> tuple[sa.Column, sa.Column, sa.CheckConstraint, sa.CheckConstraint]:
     """A row that grants something carries a version and a MAC made in the token, so that writing the table is not enough."""
     return (
@@ -108,6 +112,8 @@ def _authority() -> None:
         *_authority_columns(),
         sa.CheckConstraint("key_version >= 1", name="key_version"),
     )
+    _index("voice", "tenant")
+    _index("voice", "consent_id")
 
 
 def _used() -> None:
@@ -123,6 +129,8 @@ def _used() -> None:
         sa.Column("jti", sa.Text, primary_key=True),
         _time("expires_at"),
     )
+    _index("used_token", "expires_at")
+    _index("used_proof", "expires_at")
 
 
 def _recorded(name: str, key: sa.Column) -> None:
