@@ -52,3 +52,17 @@ class LogOccupied(AuditError):
 
     code = "audit_log_occupied"
     fix = "Run one log process for a database; after a crash the lock goes with the old connection."
+
+
+class LogEmpty(AuditError):
+    """The audit log has no checkpoint yet."""
+
+    code = "audit_log_empty"
+    fix = "Start the log process; it signs its first checkpoint at once."
+
+
+class RangeRefused(AuditError):
+    """These entries are not in the audit log."""
+
+    code = "audit_range_refused"
+    fix = "Ask for entries below the newest checkpoint's size."

@@ -1,0 +1,332 @@
+"""The audit log's tables: what the vault appends, and what the log process sequences.
+
+A worker's counter has no gaps: it is taken from the table under an advisory lock that Postgres holds until the transaction
+ends, so a rolled-back number is given out again and numbers follow the order of commits. A missing row shows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID, uuid4
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    DateTime,
+    ForeignKey,
+    LargeBinary,
+    Row,
+    Select,
+    Table,
+    Text,
+    UniqueConstraint,
+    Uuid,
+    func,
+    insert,
+    select,
+    text,
+)
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+
+from keyvault.database import Database, Transaction, metadata
+from keyvault.errors import HsmUnavailable
+from keyvault.hsm import Hsm, KeyName
+from keyvault.records import canonical
+from policies.audit import record
+from policies.audit.errors import AuditTampered, AuditUnavailable, CompletionRefused
+from policies.audit.record import Stamp
+from policies.audit.verify import strict_json
+from policies.intents import Intent
+
+
+def _recorded(name: str, key: Column[UUID]) -> Table:
+    return Table(
+        name,
+        metadata,
+        key,
+        Column("worker", Text, nullable=False),
+        Column("counter", BigInteger, nullable=False),
+        Column("body", LargeBinary, nullable=False),
+        Column("mac", LargeBinary, nullable=False),
+        CheckConstraint("octet_length(mac) = 16", name="mac"),
+        UniqueConstraint("worker", "counter"),
+    )
+
+
+def _intent_key() -> Column[UUID]:
+    return Column("intent_id", Uuid, ForeignKey("intent.intent_id"), primary_key=True)
+
+
+intents = _recorded("intent", Column("intent_id", Uuid, primary_key=True))
+completions = _recorded("completion", _intent_key())
+details = Table("detail", metadata, _intent_key(), Column("sealed", LargeBinary, nullable=False))
+leaves = Table(
+    "leaf",
+    metadata,
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("kind", Text, nullable=False),
+    Column("ref", Uuid, nullable=False),
+    Column("entry", LargeBinary, nullable=False),
+    CheckConstraint("seq >= 0", name="seq"),
+    CheckConstraint("kind IN ('intent', 'completion')", name="kind"),
+    UniqueConstraint("kind", "ref"),
+)
+checkpoints = Table(
+    "checkpoint",
+    metadata,
+    Column("size", BigInteger, primary_key=True, autoincrement=False),
+    Column("note", Text, nullable=False),
+    Column("created_at", DateTime(timezone=True), nullable=False),
+    CheckConstraint("size >= 0", name="size"),
+)
+RECORDED = {"intent": intents, "completion": completions}
+"""The tables whose rows become leaves, by kind."""
+_CHUNK = 2000
+
+
+class AuditStore:
+    """Implements `policies.intents.Intents` with the serving token. One for each start of a worker process; any thread."""
+
+    def __init__(self, database: Database, hsm: Hsm, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        self._database, self._hsm, self._now = database, hsm, now
+        self.worker = str(uuid4())
+
+    def append(self, transaction: Transaction, intent: Intent) -> UUID:
+        """Write intent and sealed details so that they commit with `transaction` (READ COMMITTED) or not at all.
+
+        This worker's other appends wait until that transaction ends, so commit soon. Raises AuditUnavailable and
+        RecordInvalid; the transaction must then be rolled back.
+        """
+        intent_id = uuid4()
+        with _unavailable():
+            salt = self._hsm.random(32)
+            fields = record.intent_fields(intent_id, intent, salt, self._pseudonym)
+            shown = record.detail_bytes(salt, intent.details)
+            sealed = self._hsm.seal(KeyName.AUDIT_DETAIL, shown, _detail_context(intent_id))
+            self._write(transaction, "intent", intent_id, fields)
+            transaction.execute(insert(details), {"intent_id": intent_id, "sealed": sealed})
+        return intent_id
+
+    def complete(self, intent_id: UUID, outcome: str, facts: dict[str, str | int]) -> None:
+        """Record, in a transaction of its own, what came of an intent: durable on return.
+
+        Raises AuditUnavailable, RecordInvalid, and CompletionRefused for an unknown or completed intent.
+        """
+        fields = record.completion_fields(intent_id, outcome, facts)
+        with _unavailable(), self._database.begin() as transaction:
+            transaction.execute(text("SET LOCAL synchronous_commit = on"))
+            self._write(transaction, "completion", intent_id, fields)
+
+    def disclose(self, intent_id: UUID, names: frozenset[str] | None = None) -> dict[str, dict[str, record.Value]]:
+        """Open an intent's details, all or these names, each with its salt; empty once erased. Raises SealBroken."""
+        with _unavailable(), self._database.connect() as connection:
+            sealed = connection.scalar(select(details.c.sealed).where(details.c.intent_id == intent_id))
+            if sealed is None:
+                return {}
+            opened = self._hsm.unseal(KeyName.AUDIT_DETAIL, sealed, _detail_context(intent_id))
+        return record.disclosures(opened, names)
+
+    def check_macs(self) -> int:
+        """Check every recorded row: MAC, columns against body, counters without gaps, and that its leaf still matches it.
+
+        Returns the number of rows. Raises AuditTampered naming the first bad one. A worker's newest rows can vanish unseen
+        only until they are sequenced, which is a fraction of a second.
+        """
+        with _unavailable(), self._database.connect() as connection:
+            connection = connection.execution_options(isolation_level="REPEATABLE READ")
+            checked = sum(self._check_rows(connection, kind) for kind in RECORDED)
+            first = first_mismatch(connection, 0)
+        if first:
+            raise AuditTampered(first)
+        return checked
+
+    def _check_rows(self, connection: Transaction, kind: str) -> int:
+        table = RECORDED[kind]
+        checked, due = 0, ("", 0)
+        with closing(_stream(connection, select(table).order_by(table.c.worker, table.c.counter))) as rows:
+            for row in rows:
+                if row.worker != due[0]:
+                    due = (row.worker, 0)
+                if row.counter != due[1]:
+                    raise AuditTampered(f"{kind} {row.intent_id}: worker {row.worker} counts {row.counter} where {due[1]} is due")
+                if not hmac.compare_digest(self._mac(kind, row.body), row.mac):
+                    raise AuditTampered(f"{kind} {row.intent_id}: its MAC does not hold")
+                if not _columns_match(kind, row):
+                    raise AuditTampered(f"{kind} {row.intent_id}: its columns are not those of its body")
+                checked, due = checked + 1, (row.worker, row.counter + 1)
+        return checked
+
+    def _write(self, transaction: Transaction, kind: str, intent_id: UUID, fields: Mapping[str, Any]) -> None:
+        table = RECORDED[kind]
+        transaction.execute(select(func.pg_advisory_xact_lock(_lock(kind, self.worker))))
+        # A statement of its own: it must see what the lock's last holder committed.
+        last = transaction.scalar(select(func.max(table.c.counter)).where(table.c.worker == self.worker))
+        counter = 0 if last is None else last + 1
+        body = record.body(fields, Stamp(self.worker, counter, self._now()))
+        values = {"intent_id": intent_id, "worker": self.worker, "counter": counter, "body": body}
+        transaction.execute(insert(table), values | {"mac": self._mac(kind, body)})
+
+    def _mac(self, kind: str, body: bytes) -> bytes:
+        return self._hsm.mac(KeyName.RECORD_MAC, canonical(f"audit-{kind}", body))
+
+    def _pseudonym(self, data: bytes) -> bytes:
+        return self._hsm.mac(KeyName.AUDIT_PSEUDONYM, data)
+
+
+@dataclass(frozen=True)
+class Record:
+    """A recorded row on its way into the log."""
+
+    kind: str
+    ref: UUID
+    worker: str
+    counter: int
+    body: bytes
+
+
+Progress = dict[tuple[str, str], int]
+"""For each kind and worker, the counter that is to be sequenced next."""
+
+
+def occupy_log(connection: Transaction) -> bool:
+    """Take the single writer's lock for as long as this connection lives; False while another holds it."""
+    return bool(connection.scalar(select(func.pg_try_advisory_lock(_lock("log", "single writer")))))
+
+
+def log_size(connection: Transaction) -> int:
+    """Leaves in the table, going by the highest sequence number."""
+    last = connection.scalar(select(func.max(leaves.c.seq)))
+    return 0 if last is None else int(last) + 1
+
+
+def last_checkpoint(connection: Transaction) -> str | None:
+    """The note of the largest size."""
+    return connection.scalar(select(checkpoints.c.note).order_by(checkpoints.c.size.desc()).limit(1))
+
+
+def checkpoint_sizes(connection: Transaction, start: int, end: int) -> Generator[Row[int, str], None, None]:
+    """(size, note) of each checkpoint with start < size <= end, in order."""
+    wanted = select(checkpoints.c.size, checkpoints.c.note).where(checkpoints.c.size > start, checkpoints.c.size <= end)
+    yield from _stream(connection, wanted.order_by(checkpoints.c.size))
+
+
+def add_checkpoint(connection: Transaction, size: int, note: str, now: datetime) -> None:
+    """Publish a signed note."""
+    connection.execute(insert(checkpoints), {"size": size, "note": note, "created_at": now})
+
+
+def add_leaves(connection: Transaction, start: int, records: Sequence[Record]) -> None:
+    """Give these records the sequence numbers from `start` on."""
+    rows = [{"seq": seq, "kind": row.kind, "ref": row.ref, "entry": row.body} for seq, row in enumerate(records, start)]
+    connection.execute(insert(leaves), rows)
+
+
+def entries(connection: Transaction, start: int, end: int) -> Generator[Row[int, bytes], None, None]:
+    """(seq, entry) of leaves [start, end), in order."""
+    wanted = select(leaves.c.seq, leaves.c.entry).where(leaves.c.seq >= start, leaves.c.seq < end)
+    yield from _stream(connection, wanted.order_by(leaves.c.seq))
+
+
+def entries_with_records(
+    connection: Transaction, start: int, end: int
+) -> Generator[Row[int, str, UUID, bytes, bytes | None], None, None]:
+    """(seq, kind, ref, entry, body) of leaves [start, end): the entry as sequenced, and the body that its table holds now."""
+    wanted = select(leaves.c.seq, leaves.c.kind, leaves.c.ref, leaves.c.entry, _BODY).select_from(_LEAVES_AND_RECORDS)
+    yield from _stream(connection, wanted.where(leaves.c.seq >= start, leaves.c.seq < end).order_by(leaves.c.seq))
+
+
+def first_mismatch(connection: Transaction, start: int) -> str | None:
+    """Names the first leaf from `start` on whose record is missing or differs from it."""
+    wanted = select(leaves.c.seq, leaves.c.kind, leaves.c.ref).select_from(_LEAVES_AND_RECORDS)
+    wanted = wanted.where(leaves.c.seq >= start, _BODY.is_distinct_from(leaves.c.entry)).order_by(leaves.c.seq).limit(1)
+    row = connection.execute(wanted).one_or_none()
+    return f"{row.kind} {row.ref}: the record is missing or differs from leaf {row.seq}" if row else None
+
+
+def sequenced(connection: Transaction) -> Progress:
+    """Where each worker's sequenced records end."""
+    progress: Progress = {}
+    for kind, table in RECORDED.items():
+        joined = leaves.join(table, (leaves.c.kind == kind) & (leaves.c.ref == table.c.intent_id))
+        ends = select(table.c.worker, func.max(table.c.counter)).select_from(joined).group_by(table.c.worker)
+        progress |= {(kind, worker): last + 1 for worker, last in connection.execute(ends)}
+    return progress
+
+
+def unsequenced(connection: Transaction, progress: Progress, limit: int) -> list[Record]:
+    """Records not yet in the log, at most `limit` of each worker: intents first, then by worker and counter.
+
+    Completions come only when no intent is left behind, so that each stands after its intent (one snapshot: REPEATABLE READ).
+    """
+    found: list[Record] = []
+    for kind, table in RECORDED.items():
+        whole = True
+        for worker, last in connection.execute(_newest(table)).all():
+            due = progress.get((kind, worker), 0)
+            if last < due:
+                continue
+            wanted = select(table).where(table.c.worker == worker, table.c.counter >= due).order_by(table.c.counter).limit(limit)
+            rows = connection.execute(wanted).all()
+            whole = whole and len(rows) < limit
+            found += [Record(kind, row.intent_id, row.worker, row.counter, row.body) for row in rows]
+        if not whole:
+            break
+    return found
+
+
+_LEAVES_AND_RECORDS = leaves.outerjoin(intents, (leaves.c.kind == "intent") & (leaves.c.ref == intents.c.intent_id)).outerjoin(
+    completions, (leaves.c.kind == "completion") & (leaves.c.ref == completions.c.intent_id)
+)
+_BODY = func.coalesce(intents.c.body, completions.c.body)
+
+
+def _newest(table: Table) -> Select[str, int]:
+    """Each worker and its highest counter, by one index probe a worker instead of a walk through the table."""
+    first = select(func.min(table.c.worker).label("worker")).cte(recursive=True)
+    following = select(func.min(table.c.worker)).where(table.c.worker > first.c.worker).scalar_subquery()
+    workers = first.union_all(select(following).where(first.c.worker.is_not(None)))
+    last = select(func.max(table.c.counter)).where(table.c.worker == workers.c.worker).scalar_subquery()
+    return select(workers.c.worker, last).where(workers.c.worker.is_not(None)).order_by(workers.c.worker)
+
+
+def _stream(connection: Transaction, statement: Select[Any]) -> Generator[Any, None, None]:
+    with connection.execute(statement.execution_options(yield_per=_CHUNK)) as result:
+        yield from result
+
+
+def _lock(*names: str) -> int:
+    digest = hashlib.sha256(canonical("audit-lock", *names)).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+def _detail_context(intent_id: UUID) -> bytes:
+    return canonical("audit-detail", intent_id)
+
+
+def _columns_match(kind: str, row: Row[Any]) -> bool:
+    """Does a body whose MAC holds belong to this row?"""
+    body = strict_json(row.body)
+    return (body["kind"], body["id"], body["worker"], body["counter"]) == (kind, str(row.intent_id), row.worker, row.counter)
+
+
+@contextmanager
+def _unavailable() -> Iterator[None]:
+    """Say in one word that the log cannot be written or read; a completion that cannot be is told apart."""
+    try:
+        yield
+    except IntegrityError as error:
+        if getattr(getattr(error.orig, "diag", None), "constraint_name", None) in _NO_COMPLETION:
+            raise CompletionRefused from error
+        raise AuditUnavailable(type(error).__name__) from error
+    except (SQLAlchemyError, HsmUnavailable) as error:
+        raise AuditUnavailable(type(error).__name__) from error
+
+
+_NO_COMPLETION = ("pk_completion", "fk_completion_intent_id_intent")
