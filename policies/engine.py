@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import cedarpy
@@ -84,8 +84,8 @@ class PolicyEngine:
     @classmethod
     def shipped(cls) -> PolicyEngine:
         """The set that comes with this package. Raises PolicySetInvalid."""
-        folder = files("policies")
-        sources = sorted((item for item in folder.iterdir() if item.name.endswith(".cedar")), key=lambda item: item.name)
+        folder = Path(__file__).parent
+        sources = sorted(folder.glob("*.cedar"))
         return cls((folder / "schema.cedarschema").read_text(), "\n".join(source.read_text() for source in sources))
 
     @property

@@ -185,8 +185,7 @@ class PolicyStore:
     def insert(self, transaction: Transaction, value: Client | Consent | Voice) -> None:
         """Write a new row. Raises RowChanged if there is one with this key."""
         table = _KINDS[type(value)][0]
-        written = transaction.execute(insert(table).values(**self._columns(value)).on_conflict_do_nothing())
-        if written.rowcount != 1:
+        if not _new(transaction, table, self._columns(value)):
             raise RowChanged(f"{table.name}: exists")
 
     def swap(self, transaction: Transaction, old: AuthorityRow, new: AuthorityRow) -> AuthorityRow:
@@ -258,7 +257,8 @@ _KINDS: dict[type, tuple[Table, str, type[StrEnum]]] = {
 
 def _new(transaction: Transaction, table: Table, row: dict[str, Any]) -> bool:
     """Insert; False if the row was there. One statement: of two at once, the second waits for the first to commit or not."""
-    return transaction.execute(insert(table).values(row).on_conflict_do_nothing().returning(table.c.jti)).first() is not None
+    statement = insert(table).values(row).on_conflict_do_nothing().returning(*table.primary_key.columns)
+    return transaction.execute(statement).first() is not None
 
 
 def _time(seconds: float) -> datetime:
