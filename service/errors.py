@@ -83,3 +83,17 @@ class ProcessFailed(ServiceError):
 
     code = "process_failed"
     fix = "Read the process's file in the state folder's log/, mend what it names, and start again."
+
+
+class RequestRefused(ServiceError):
+    """The certificate request does not hold."""
+
+    code = "certificate_request_refused"
+    fix = "Make a new P-256 key and a PKCS #10 request signed by it."
+
+
+class StepFailed(ServiceError):
+    """A step of the first start failed."""
+
+    code = "step_failed"
+    fix = "Mend what the message names and start again: finished steps are kept."

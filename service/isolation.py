@@ -109,8 +109,8 @@ def establish(state_dir: Path) -> Isolation:
     if os.geteuid() != 0:
         return Isolation(current, current, current, current, current, "started by an ordinary user")
     database = Account.system("glottis-db")
-    if not reachable(state_dir):
-        return Isolation(current, current, current, database, current, f"other users may not enter {state_dir}")
+    if not reachable(state_dir.parent):
+        return Isolation(current, current, current, database, current, f"other users may not enter {state_dir.parent}")
     for path in (Path(sys.executable), Path(sys.executable).resolve(), Path(sys.prefix), _CODE / "settings.py"):
         if not reachable(path):
             return Isolation(current, current, current, database, current, f"other users may not reach {path}")

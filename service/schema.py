@@ -60,21 +60,26 @@ def opened(url: str | URL) -> Iterator[Engine]:
         engine.dispose()
 
 
-def provision(admin_url: str, database: str, passwords: Mapping[str, str]) -> None:
-    """Make the roles and the database `database`, owned by OWNER, with the extension `vector`; set the passwords given.
+def provision(admin_url: str | None, owner_url: str, passwords: Mapping[str, str]) -> None:
+    """Make the roles of `passwords` and set them; with a superuser's `admin_url`, first the database and its extension too.
 
-    `admin_url` is a superuser's of the embedded cluster. Doing it again changes nothing but the passwords.
+    Without one, the database stands and `owner_url` may make roles in it. Doing it again changes nothing but passwords.
     """
-    with opened(admin_url) as engine, engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        make_roles(connection, passwords)
-        if not connection.scalar(text("SELECT 1 FROM pg_database WHERE datname = :name"), {"name": database}):
-            connection.execute(text(f'CREATE DATABASE "{database}" OWNER {OWNER} TEMPLATE template0'))
-    with opened(make_url(admin_url).set(database=database)) as engine, engine.begin() as connection:
-        connection.execute(text("CREATE EXTENSION IF NOT EXISTS vector"))
+    database = make_url(owner_url).database
+    if admin_url is not None:
+        with opened(admin_url) as engine, engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            make_roles(connection, passwords)
+            if not connection.scalar(text("SELECT 1 FROM pg_database WHERE datname = :name"), {"name": database}):
+                connection.execute(text(f'CREATE DATABASE "{database}" OWNER {OWNER} TEMPLATE template0'))
+        with opened(make_url(admin_url).set(database=database)) as engine, engine.begin() as connection:
+            connection.execute(text("CREATE EXTENSION IF NOT EXISTS vector"))
+            connection.execute(text(f"ALTER SCHEMA public OWNER TO {OWNER}"))
+    with opened(owner_url) as engine, engine.begin() as connection:
+        if admin_url is None:
+            make_roles(connection, passwords)
         connection.execute(text(f'REVOKE ALL ON DATABASE "{database}" FROM PUBLIC'))
         connection.execute(text(f'GRANT CONNECT ON DATABASE "{database}" TO {VAULT}, {LOG}'))
         connection.execute(text("REVOKE ALL ON SCHEMA public FROM PUBLIC"))
-        connection.execute(text(f"GRANT ALL ON SCHEMA public TO {OWNER}"))
         connection.execute(text(f"GRANT USAGE ON SCHEMA public TO {VAULT}, {LOG}"))
 
 

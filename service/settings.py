@@ -154,6 +154,11 @@ class Settings:
         return self.token_dir(token) / "softhsm2.conf"
 
     @property
+    def checkpoint_file(self) -> Path:
+        """The log's own copy of its newest checkpoint, outside the database."""
+        return self.state_dir / "audit" / "checkpoint"
+
+    @property
     def officer_dir(self) -> Path:
         return self.state_dir / "officer"
 
@@ -183,6 +188,11 @@ class Settings:
 
     def url_file(self, role: str) -> Path:
         return self.state_dir / "db" / f"{role}.url"
+
+    @property
+    def superuser_file(self) -> Path:
+        """The embedded database's superuser: used to make roles and extension, and to ask whether the server answers."""
+        return self.url_file("superuser")
 
     @property
     def site_file(self) -> Path:

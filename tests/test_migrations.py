@@ -25,9 +25,10 @@ def migrated(postgres):
     """A database of its own, provisioned and migrated, and the passwords of its roles."""
     name = f"migrated_{secrets.token_hex(4)}"
     passwords = {role: secrets.token_urlsafe(16) for role in (schema.OWNER, schema.VAULT, schema.LOG)}
-    schema.provision(postgres.url(), name, passwords)
     urls = {role: sa.make_url(postgres.url(name)).set(username=role, password=passwords[role]) for role in passwords}
-    schema.migrate(urls[schema.OWNER].render_as_string(hide_password=False))
+    owner = urls[schema.OWNER].render_as_string(hide_password=False)
+    schema.provision(postgres.url(), owner, passwords)
+    schema.migrate(owner)
     yield urls
     with schema.opened(postgres.url()) as engine, engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(sa.text(f'DROP DATABASE "{name}" WITH (FORCE)'))

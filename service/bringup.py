@@ -1,0 +1,222 @@
+"""The first start of a state folder, step by step, and every later one: what is there stays, what is missing is made.
+
+A token appears by renaming a finished folder, a file by renaming a finished file, the cluster likewise: a start that was cut
+off is taken up again, and what it left half made was never used.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from urllib.parse import urlsplit
+from uuid import UUID, uuid4
+
+from sqlalchemy import make_url
+
+from service import certificates, steps
+from service.embedded import SUPERUSER, EmbeddedPostgres, new_password
+from service.errors import AlreadyRunning, HalfMade, StateFolderRefused
+from service.isolation import Account, Isolation, establish
+from service.schema import LOG, OWNER, VAULT
+from service.settings import Secret, Settings
+from service.site import Site, module, token_facts
+
+TOKENS = ("serving", "log", "officer")
+_LOCK = ".lock"
+
+
+@dataclass(frozen=True)
+class Installation:
+    """A state folder that is ready: its settings, the users in force, its public facts, and its database if embedded."""
+
+    settings: Settings
+    isolation: Isolation
+    site: Site
+    postgres: EmbeddedPostgres | None
+
+    @property
+    def superuser_password(self) -> str:
+        return _password(Secret(self.settings.superuser_file).read())
+
+
+@contextmanager
+def held(settings: Settings) -> Iterator[None]:
+    """Make the state folder where it is missing and hold it for this process alone.
+
+    Raises AlreadyRunning, and StateFolderRefused for a folder that holds something else: its mode is never changed.
+    """
+    folder = settings.state_dir
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not (folder / _LOCK).exists() and any(folder.iterdir()):
+            raise StateFolderRefused(f"{folder} holds files that are not of Glottis")
+        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise StateFolderRefused(f"{folder} cannot be used: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise AlreadyRunning(f"another glottis holds {folder}") from None
+    finally:
+        os.close(descriptor)
+
+
+def prepare(settings: Settings) -> Installation:
+    """Everything but the running processes: folders, tokens, certificates, site.json, database and schema. Idempotent.
+
+    Call it while holding the folder. Raises ServiceError or KeyVaultError with what to do; finished steps are kept.
+    """
+    installation = prepare_files(settings)
+    if installation.postgres is None:
+        prepare_schema(installation)
+    else:
+        with installation.postgres.serving(installation.superuser_password):
+            prepare_schema(installation)
+    return installation
+
+
+def prepare_files(settings: Settings) -> Installation:
+    """The part of `prepare` that needs no database: after it, the embedded server can be started."""
+    module(settings)  # missing: say so before anything is made
+    isolation = establish(settings.state_dir)
+    _folders(settings, isolation)
+    owners = {"serving": isolation.vault, "log": isolation.log, "officer": isolation.officer}
+    for name in TOKENS:
+        _token(settings, name, owners[name], isolation.officer)
+    site = _site(settings, isolation)
+    _certificates(settings, isolation, site)
+    return Installation(settings, isolation, site, _postgres(settings, isolation))
+
+
+def embedded_postgres(settings: Settings, isolation: Isolation) -> EmbeddedPostgres | None:
+    """The embedded server of these settings; None where they name another one."""
+    return EmbeddedPostgres(settings.pg_dir, settings.pg_run_dir, isolation.database) if settings.embedded else None
+
+
+def prepare_schema(installation: Installation) -> None:
+    """Roles and schema, on a database that answers; each role's URL goes to the file of the user that needs it."""
+    settings, isolation = installation.settings, installation.isolation
+    owners = {VAULT: ("vault", isolation.vault), LOG: ("log", isolation.log)}
+    admin_url = None
+    if installation.postgres is not None:
+        owners[OWNER] = ("owner", isolation.officer)
+        admin_url = installation.postgres.url(SUPERUSER, installation.superuser_password, "postgres")
+    if all(settings.url_file(name).exists() for name, _ in owners.values()):
+        steps.call(settings, isolation.officer, "prepare_schema", admin_url=None, owner_url=settings.owner_url(), passwords={})
+        return
+    passwords = {role: new_password() for role in owners}
+    urls = {role: _role_url(installation, role, password) for role, password in passwords.items()}
+    owner_url = urls.get(OWNER) or settings.owner_url()
+    steps.call(settings, isolation.officer, "prepare_schema", admin_url=admin_url, owner_url=owner_url, passwords=passwords)
+    for role, (name, account) in owners.items():
+        account.file(settings.url_file(name), urls[role] + "\n")
+
+
+def issue_client(settings: Settings, request: bytes, name: str) -> bytes:
+    """A client's certificate (PEM) for a PKCS #10 request (PEM), from the authority in the officer token."""
+    answer = steps.call(settings, Account.current(), "issue", request=request.decode(errors="replace"), client=name)
+    return str(answer["pem"]).encode()
+
+
+def _role_url(installation: Installation, role: str, password: str) -> str:
+    if installation.postgres is not None:
+        return installation.postgres.url(role, password)
+    url = make_url(installation.settings.owner_url()).set(username=role, password=password)
+    return url.render_as_string(hide_password=False)
+
+
+def _folders(settings: Settings, isolation: Isolation) -> None:
+    """Each folder to its owner; where users differ, the way to them may be walked but not listed."""
+    officer = isolation.officer
+    passage = 0o711 if isolation.separate or isolation.database.uid != officer.uid else 0o700
+    officer.own(settings.state_dir, passage)
+    for folder in (settings.run_dir, settings.state_dir / "tokens", settings.state_dir / "db"):
+        officer.folder(folder, passage)
+    for folder in (settings.officer_dir, settings.log_dir, settings.state_dir / "clients"):
+        officer.folder(folder)
+    isolation.edge.folder(settings.tls_dir)
+    isolation.log.folder(settings.checkpoint_file.parent)
+
+
+def _token(settings: Settings, name: str, owner: Account, officer: Account) -> None:
+    """Make one token under its owner's user, unless it is there; then make sure that all of it is that owner's."""
+    place = settings.token_dir(name)
+    if not place.exists():
+        unfinished = place.with_name(f"{name}.new")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        owner.folder(unfinished)
+        so_pin, user_pin = new_password(), new_password()
+        steps.call(settings, owner, "make_token", name=name, folder=str(unfinished), so_pin=so_pin, user_pin=user_pin)
+        officer.file(settings.officer_dir / f"{name}.so-pin", so_pin + "\n")
+        unfinished.rename(place)
+    for part in ("token.json", "softhsm2.conf", "objects"):
+        if not (place / part).exists():
+            raise HalfMade(
+                f"{place} lacks {part}: the token is not whole",
+                fix=f"Restore {place} from a backup. Without it every voice stays shut; to begin anew delete {settings.state_dir}.",
+            )
+    for path in (place, *place.rglob("*")):
+        owner.own(path, 0o700 if path.is_dir() else 0o600)
+
+
+def _site(settings: Settings, isolation: Isolation) -> Site:
+    tokens = {name: token_facts(json.loads((settings.token_dir(name) / "token.json").read_text())) for name in TOKENS}
+    try:
+        cluster: UUID = Site.load(settings.site_file).cluster if settings.site_file.exists() else uuid4()
+    except HalfMade as error:
+        raise HalfMade(str(error), fix=error.mend) from error
+    site = Site(cluster, tokens)
+    isolation.officer.file(settings.site_file, site.to_json(), mode=0o644)
+    return site
+
+
+def _certificates(settings: Settings, isolation: Isolation, site: Site) -> None:
+    """The authority's certificate once; the server's whenever it is missing, old, or names other hosts than are served."""
+    officer, authority = isolation.officer, settings.officer_dir / "ca.pem"
+    if not authority.exists():
+        answer = steps.call(settings, officer, "make_authority", installation=str(site.cluster))
+        officer.file(authority, answer["pem"], mode=0o644)
+    certificate, key = settings.tls_dir / "server.pem", settings.tls_dir / "server.key"
+    hosts = _hosts(settings)
+    whole = certificate.exists() and key.exists() and (settings.tls_dir / "ca.pem").exists()
+    if whole and not certificates.needs_renewal(certificate.read_bytes(), authority.read_bytes(), hosts, datetime.now(UTC)):
+        return
+    private, request = certificates.new_request()
+    answer = steps.call(settings, officer, "issue", request=request.decode(), hosts=hosts)
+    certificate.unlink(missing_ok=True)  # a key beside another key's certificate must not look whole
+    isolation.edge.file(key, private)
+    isolation.edge.file(settings.tls_dir / "ca.pem", authority.read_bytes(), mode=0o644)
+    isolation.edge.file(certificate, answer["pem"], mode=0o644)
+
+
+def _hosts(settings: Settings) -> list[str]:
+    """What clients may call this server: its public name first, then the names of this machine for itself."""
+    public = urlsplit(settings.public_base_url).hostname or "localhost"
+    bound = [] if settings.bind in {"0.0.0.0", "::"} else [settings.bind]  # noqa: S104 — compared, not bound
+    return list(dict.fromkeys([public, "localhost", "127.0.0.1", "::1", *bound]))
+
+
+def _postgres(settings: Settings, isolation: Isolation) -> EmbeddedPostgres | None:
+    postgres = embedded_postgres(settings, isolation)
+    if postgres is None:
+        return None
+    if not settings.superuser_file.exists():
+        if settings.pg_dir.exists():
+            raise HalfMade(
+                f"{settings.superuser_file} is missing, and the cluster in {settings.pg_dir} opens with nothing else",
+                fix=f"Restore it from a backup. To begin with an empty database, move {settings.pg_dir} away.",
+            )
+        isolation.officer.file(settings.superuser_file, postgres.url(SUPERUSER, new_password(), "postgres") + "\n")
+    postgres.create(_password(Secret(settings.superuser_file).read()))
+    return postgres
+
+
+def _password(url: str) -> str:
+    return str(make_url(url).password or "")

@@ -1,0 +1,170 @@
+"""Certificates of one installation: an authority whose key stays in the officer token, and what it issues.
+
+The authority signs only requests (PKCS #10) whose maker proved to hold the key; every name and use is set here, and nothing
+is taken over from the request but its public key. Profiles follow RFC 5280.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, NoReturn
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from keyvault.hsm import Hsm, KeyName
+from service.errors import RequestRefused
+
+AUTHORITY_DAYS, LEAF_DAYS, RENEW_DAYS = 3650, 365, 30
+_EARLIER = timedelta(minutes=5)  # clocks of clients may be a little behind
+
+
+class TokenPrivateKey(ec.EllipticCurvePrivateKey):
+    """A P-256 key of a token in the shape that `cryptography` signs certificates with. The key itself never appears."""
+
+    def __init__(self, hsm: Hsm, name: KeyName) -> None:
+        public = serialization.load_der_public_key(hsm.public_key(name))
+        assert isinstance(public, ec.EllipticCurvePublicKey)
+        self._hsm, self._name, self._public = hsm, name, public
+
+    def sign(self, data: Any, signature_algorithm: ec.EllipticCurveSignatureAlgorithm) -> bytes:
+        """ECDSA over SHA-256, DER as X.509 wants it."""
+        if not isinstance(signature_algorithm.algorithm, hashes.SHA256):
+            raise TypeError("this key signs SHA-256 only")
+        raw = self._hsm.sign(self._name, bytes(data))
+        return encode_dss_signature(int.from_bytes(raw[:32]), int.from_bytes(raw[32:]))
+
+    def public_key(self) -> ec.EllipticCurvePublicKey:
+        return self._public
+
+    @property
+    def curve(self) -> ec.EllipticCurve:
+        return self._public.curve
+
+    @property
+    def key_size(self) -> int:
+        return self._public.key_size
+
+    def exchange(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError("this key only signs")
+
+    def private_numbers(self) -> NoReturn:
+        raise TypeError("this key stays in its token")
+
+    def private_bytes(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError("this key stays in its token")
+
+    def __copy__(self) -> TokenPrivateKey:
+        return self
+
+    def __deepcopy__(self, memo: dict[Any, Any]) -> TokenPrivateKey:
+        return self
+
+
+def make_authority(key: ec.EllipticCurvePrivateKey, installation: str) -> x509.Certificate:
+    """The self-signed certificate of an installation's authority; it may issue leaves and no further authority."""
+    name = _name(f"Glottis authority {installation}")
+    builder = _builder(name, name, key.public_key(), AUTHORITY_DAYS)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(_key_usage(signs_certificates=True), critical=True)
+    builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    return builder.sign(key, hashes.SHA256())
+
+
+def issue_server(
+    key: ec.EllipticCurvePrivateKey, authority: x509.Certificate, request: bytes, hosts: Sequence[str]
+) -> x509.Certificate:
+    """A server's certificate for exactly `hosts` (names or addresses). Raises RequestRefused."""
+    alternatives = x509.SubjectAlternativeName([_host(host) for host in hosts])
+    builder = _leaf(authority, request, hosts[0], ExtendedKeyUsageOID.SERVER_AUTH)
+    return builder.add_extension(alternatives, critical=False).sign(key, hashes.SHA256())
+
+
+def issue_client(key: ec.EllipticCurvePrivateKey, authority: x509.Certificate, request: bytes, client: str) -> x509.Certificate:
+    """A client's certificate under the name `client`. Raises RequestRefused."""
+    return _leaf(authority, request, client, ExtendedKeyUsageOID.CLIENT_AUTH).sign(key, hashes.SHA256())
+
+
+def new_request() -> tuple[bytes, bytes]:
+    """A fresh P-256 key (PKCS #8, PEM) and a request for it (PEM): made where the key will be used."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    request = x509.CertificateSigningRequestBuilder().subject_name(_name("Glottis")).sign(key, hashes.SHA256())
+    return private_pem(key), request.public_bytes(serialization.Encoding.PEM)
+
+
+def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """PKCS #8, PEM, unencrypted: its file's mode protects it."""
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+
+
+def needs_renewal(certificate: bytes, authority: bytes, hosts: Sequence[str], now: datetime) -> bool:
+    """Whether this server certificate (PEM) ends within RENEW_DAYS, is another authority's, or names other hosts."""
+    leaf, issuer = x509.load_pem_x509_certificate(certificate), x509.load_pem_x509_certificate(authority)
+    named = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    try:
+        leaf.verify_directly_issued_by(issuer)
+    except (ValueError, TypeError):
+        return True
+    return set(named) != {_host(host) for host in hosts} or leaf.not_valid_after_utc < now + timedelta(days=RENEW_DAYS)
+
+
+def _leaf(authority: x509.Certificate, request: bytes, name: str, use: x509.ObjectIdentifier) -> x509.CertificateBuilder:
+    public = _proved_key(request)
+    identifier = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    builder = _builder(_name(name), authority.subject, public, LEAF_DAYS)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(_key_usage(signs_certificates=False), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([use]), critical=False)
+    builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+    return builder.add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
+
+
+def _proved_key(request: bytes) -> ec.EllipticCurvePublicKey:
+    """The request's P-256 key. Raises RequestRefused unless its own signature proves that the maker holds it."""
+    try:
+        asked = x509.load_pem_x509_csr(request)
+    except ValueError:
+        raise RequestRefused("this is no certificate request (PKCS #10, PEM)") from None
+    public = asked.public_key()
+    if not isinstance(public, ec.EllipticCurvePublicKey) or not isinstance(public.curve, ec.SECP256R1):
+        raise RequestRefused("the request's key is not a P-256 key")
+    if not asked.is_signature_valid:
+        raise RequestRefused("the request is not signed by its own key")
+    return public
+
+
+def _builder(subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(public)
+    builder = builder.serial_number(x509.random_serial_number())
+    return builder.not_valid_before(now - _EARLIER).not_valid_after(now + timedelta(days=days))
+
+
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)

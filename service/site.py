@@ -1,0 +1,95 @@
+"""The public facts of one site: which tokens it has, what they must hold, and who signs its audit log. Nothing is secret."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+from uuid import UUID
+
+from keyvault.ceremony import TokenFacts
+from keyvault.hsm import KeyName, RingMaster
+from keyvault.pkcs11_start import TokenConfig
+from keyvault.softhsm import find_module
+from policies.audit.checkpoint import verifier_key
+from policies.audit.verify import VerifierKey
+from service.errors import HalfMade
+from service.settings import Settings
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Site:
+    """`tokens` by their folder's name: `serving`, `log`, `officer`."""
+
+    cluster: UUID
+    tokens: Mapping[str, TokenFacts] = field(repr=False)
+
+    @property
+    def origin(self) -> str:
+        """The audit log's name in its checkpoints."""
+        return f"glottis.{self.cluster}/audit"
+
+    @property
+    def audit_key(self) -> VerifierKey:
+        """Who signs the audit log; its `fingerprint` is what an auditor pins."""
+        return verifier_key(self.origin, self.tokens["log"].public_keys[KeyName.CHECKPOINT_SIGNER])
+
+    @property
+    def masters(self) -> tuple[RingMaster, ...]:
+        """The ring masters that the serving token must hold."""
+        return self.tokens["serving"].masters
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read `site.json`. Raises HalfMade where it is missing or not whole."""
+        try:
+            facts = json.loads(path.read_text())
+            if facts["format"] != _FORMAT:
+                raise HalfMade(f"{path} has the format {facts['format']}", fix="Use the Glottis version that wrote it.")
+            tokens = {name: token_facts(found) for name, found in facts["tokens"].items()}
+            return cls(UUID(facts["cluster"]), tokens)
+        except FileNotFoundError:
+            raise HalfMade(f"{path} is missing: this state folder was never started", fix="Start it once: glottis up") from None
+        except (KeyError, TypeError, ValueError) as error:
+            raise HalfMade(f"{path} cannot be read", fix=f"Delete {path} and start again: it is written anew.") from error
+
+    def to_json(self) -> str:
+        """The file's content. The audit key stands there for people to read; it is taken from the token's facts."""
+        tokens = {name: facts_json(facts) for name, facts in self.tokens.items()}
+        audit = {"origin": self.origin, "key": self.audit_key.text, "fingerprint": self.audit_key.fingerprint}
+        return json.dumps({"format": _FORMAT, "cluster": str(self.cluster), "tokens": tokens, "audit": audit}, indent=2) + "\n"
+
+
+def facts_json(facts: TokenFacts) -> dict[str, Any]:
+    """A token's facts as JSON."""
+    return {
+        "label": facts.label,
+        "serial": facts.serial,
+        "masters": [{"ring": master.ring, "version": master.version} for master in facts.masters],
+        "public_keys": {name.value: base64.b64encode(key).decode() for name, key in facts.public_keys.items()},
+    }
+
+
+def token_facts(found: Mapping[str, Any]) -> TokenFacts:
+    """The same, read back. Raises KeyError, TypeError or ValueError."""
+    return TokenFacts(
+        str(found["label"]),
+        str(found["serial"]),
+        tuple(RingMaster(str(master["ring"]), int(master["version"])) for master in found["masters"]),
+        {KeyName(name): base64.b64decode(key, validate=True) for name, key in found["public_keys"].items()},
+    )
+
+
+def module(settings: Settings) -> Path:
+    """The PKCS#11 module: the one that the settings name, or the SoftHSM found. Raises HsmUnavailable."""
+    return settings.pkcs11_module or find_module()
+
+
+def token_config(settings: Settings, name: str, facts: TokenFacts) -> TokenConfig:
+    """Where one of this site's tokens is."""
+    return TokenConfig(module(settings), facts.label, facts.serial, settings.token_dir(name))

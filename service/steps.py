@@ -1,0 +1,135 @@
+"""What is done in a process and under a user of its own: ceremonies, the authority, the schema, one client's registration.
+
+`python -m service.steps` reads one JSON request on standard input and writes one JSON answer as its last line. PINs travel
+on that pipe, never in arguments or variables. `call` is the other end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+
+from keyvault import ceremony, softhsm
+from keyvault.hsm import Hsm, KeyName
+from keyvault.pkcs11_hsm import Pkcs11Hsm
+from keyvault.pkcs11_start import TokenConfig
+from service import certificates
+from service.errors import StepFailed
+from service.isolation import Account, harden_process, start
+from service.logs import configure_logging, last_words
+from service.settings import Secret, Settings
+from service.site import facts_json, module, token_config, token_facts
+
+_SECONDS = 180.0
+Answer = dict[str, Any]
+
+
+def call(settings: Settings, account: Account, step: str, *, groups: Sequence[int] = (), **request: Any) -> Answer:
+    """Run one step as `account` and return what it answers. Raises StepFailed with the step's own last words."""
+    argv = [sys.executable, "-m", __name__]
+    environ = settings.environ(worker=step)
+    child = start(argv, account, environ=environ, groups=groups, stdin=subprocess.PIPE, output=subprocess.PIPE)
+    try:
+        said, _ = child.communicate(json.dumps(request | {"step": step}).encode(), timeout=_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise StepFailed(f"{step} did not end within {_SECONDS:.0f} s") from None
+    finally:
+        if child.poll() is None:
+            child.kill()
+            child.communicate()
+    if child.returncode != 0:
+        last = last_words(said)
+        raise StepFailed(f"{step}: {last.get('event') or f'ended with {child.returncode}'}", fix=last.get("fix"))
+    answer: Answer = json.loads(said.splitlines()[-1])
+    return answer
+
+
+def make_token(settings: Settings, *, name: str, folder: str, so_pin: str, user_pin: str) -> Answer:
+    """Make the token `name` in `folder`, ready to be renamed to its place: PIN file, keys, and its public facts beside them."""
+    made, place, library = Path(folder), settings.token_dir(name), module(settings)
+    Account.current().file(made / "pin", user_pin + "\n")
+    serial = softhsm.make_token(library, made, f"glottis-{name}", so_pin, user_pin)
+    config = TokenConfig(library, f"glottis-{name}", serial, made)
+    if name == "serving":
+        facts = ceremony.serving_token(config, so_pin, user_pin)
+    elif name == "log":
+        facts = ceremony.log_token(config, user_pin)
+    else:
+        facts = ceremony.officer_token(config, user_pin)
+    conf = made / "softhsm2.conf"
+    conf.write_text(conf.read_text().replace(str(made), str(place)))
+    (made / "token.json").write_text(json.dumps(facts_json(facts)) + "\n")
+    os.sync()  # the module does not: a key that the database knows must outlive a power cut
+    return {}
+
+
+def make_authority(settings: Settings, *, installation: str) -> Answer:
+    """The certificate of the officer token's authority."""
+    with _officer(settings) as hsm:
+        key = certificates.TokenPrivateKey(hsm, KeyName.CERTIFICATE_AUTHORITY)
+        return {"pem": _pem(certificates.make_authority(key, installation))}
+
+
+def issue(settings: Settings, *, request: str, client: str | None = None, hosts: Sequence[str] = ()) -> Answer:
+    """A certificate for a client's name or for a server's hosts."""
+    authority = x509.load_pem_x509_certificate((settings.officer_dir / "ca.pem").read_bytes())
+    with _officer(settings) as hsm:
+        key = certificates.TokenPrivateKey(hsm, KeyName.CERTIFICATE_AUTHORITY)
+        if client is not None:
+            return {"pem": _pem(certificates.issue_client(key, authority, request.encode(), client))}
+        return {"pem": _pem(certificates.issue_server(key, authority, request.encode(), hosts))}
+
+
+def prepare_schema(_: Settings, *, admin_url: str | None, owner_url: str, passwords: Mapping[str, str]) -> Answer:
+    """Make roles and database where passwords are given, then migrate."""
+    from service import schema  # only this step pays for alembic
+
+    if passwords:
+        schema.provision(admin_url, owner_url, passwords)
+    schema.migrate(owner_url)
+    return {}
+
+
+STEPS: Mapping[str, Callable[..., Answer]] = {
+    "make_token": make_token,
+    "make_authority": make_authority,
+    "issue": issue,
+    "prepare_schema": prepare_schema,
+}
+
+
+@contextmanager
+def _officer(settings: Settings) -> Iterator[Hsm]:
+    facts = token_facts(json.loads((settings.token_dir("officer") / "token.json").read_text()))
+    pin = Secret(settings.pin_file("officer")).read()
+    hsm = Pkcs11Hsm.open(token_config(settings, "officer", facts), pin, expected_masters=())
+    try:
+        yield hsm
+    finally:
+        hsm.close()
+
+
+def _pem(certificate: x509.Certificate) -> str:
+    return certificate.public_bytes(serialization.Encoding.PEM).decode()
+
+
+def main() -> None:
+    settings = Settings.load(os.environ)
+    configure_logging(settings.worker, settings.log_level)
+    harden_process()
+    request = json.load(sys.stdin)
+    answer = STEPS[request.pop("step")](settings, **request)
+    sys.stdout.write("\n" + json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main()
