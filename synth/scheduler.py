@@ -1,6 +1,7 @@
 """Who speaks next: a fixed number at once, a line of fixed length in the order of arrival, and no waiting beyond a bound.
 
-A caller reserves a turn before it uses up anything (a token above all): when the line is full the answer comes at once.
+A caller takes a place before it uses up anything (a token above all): when the line is full the answer comes at once. It
+waits for its turn only afterwards, with its voice open, because tokens live shorter than a line may be.
 """
 
 from __future__ import annotations
@@ -17,77 +18,71 @@ _FIRST_GUESS_S = 1.0
 
 
 class Turn:
-    """The right to speak until the `with` block ends. `cancel` may be called from any thread."""
+    """A place in the line until the `with` block ends. `cancel` may be called from any thread."""
 
-    def __init__(self) -> None:
-        self._cancelled = threading.Event()
+    def __init__(self, changed: threading.Condition, patience_s: float) -> None:
+        self._changed, self._patience_s = changed, patience_s
+        self.called = self.cancelled = False
+
+    def wait(self) -> None:
+        """Return when it is this turn's turn; at once if it was before. Raises Cancelled after `cancel`, Busy after the bound."""
+        with self._changed:
+            in_time = self._changed.wait_for(lambda: self.called or self.cancelled, timeout=self._patience_s)
+        if self.cancelled:
+            raise Cancelled
+        if not in_time:
+            raise Busy(self._patience_s)
 
     def cancel(self) -> None:
         """The listener has left: no further sentence is begun."""
-        self._cancelled.set()
-
-    def check(self) -> None:
-        """Raises Cancelled after `cancel`."""
-        if self._cancelled.is_set():
-            raise Cancelled
+        with self._changed:
+            self.cancelled = True
+            self._changed.notify_all()
 
 
 class Scheduler:
     """At most `at_once` turns at a time, at most `waiting` callers in line, none for longer than `patience_s` seconds."""
 
     def __init__(
-        self, *, at_once: int = 2, waiting: int = 16, patience_s: float = 4.0, clock: Callable[[], float] = time.monotonic
+        self, *, at_once: int = 2, waiting: int = 16, patience_s: float = 30.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         if at_once < 1 or waiting < 0:
             raise ValueError("at least one turn at once, and no negative line")
         self._at_once, self._waiting, self._patience_s, self._clock = at_once, waiting, patience_s, clock
-        self._lock = threading.Lock()
-        self._line: deque[threading.Event] = deque()
+        self._changed = threading.Condition()
+        self._line: deque[Turn] = deque()
         self._taken = 0
         self._usual_s = _FIRST_GUESS_S
 
     @contextmanager
     def reserve(self) -> Iterator[Turn]:
-        """Wait for a turn, first come first served. Raises Busy at once if the line is full, or when patience ends."""
-        self._take()
+        """Take a place, first come first served. Never waits: raises Busy, with when to retry, if the line is full."""
+        turn = Turn(self._changed, self._patience_s)
+        with self._changed:
+            if self._taken == self._at_once and len(self._line) >= self._waiting:
+                raise Busy(self._retry_after_s())
+            self._line.append(turn)
+            self._call_next()
         started = self._clock()
         try:
-            yield Turn()
+            yield turn
         finally:
-            self._give_back(self._clock() - started)
+            self._leave(turn, self._clock() - started)
 
-    def _take(self) -> None:
-        with self._lock:
-            if self._taken < self._at_once and not self._line:
-                self._taken += 1
-                return
-            if len(self._line) >= self._waiting:
-                raise Busy(self._retry_after_s())
-            mine = threading.Event()
-            self._line.append(mine)
-        try:
-            called = mine.wait(self._patience_s)
-        except BaseException:
-            if self._leave(mine):
-                self._give_back(0.0)
-            raise
-        if not called and not self._leave(mine):
-            raise Busy(self._retry_after_s())
+    def _call_next(self) -> None:
+        while self._line and self._taken < self._at_once:
+            self._taken += 1
+            self._line.popleft().called = True
+            self._changed.notify_all()
 
-    def _leave(self, mine: threading.Event) -> bool:
-        """Step out of the line; True if the turn came in the same moment and is now held."""
-        with self._lock:
-            if not mine.is_set():
-                self._line.remove(mine)
-            return mine.is_set()
-
-    def _give_back(self, spent_s: float) -> None:
-        with self._lock:
-            self._usual_s += 0.2 * (spent_s - self._usual_s)
-            if self._line:
-                self._line.popleft().set()  # the turn passes on without ever being free for someone who came later
-            else:
+    def _leave(self, turn: Turn, spent_s: float) -> None:
+        with self._changed:
+            if turn.called:
                 self._taken -= 1
+                self._usual_s += 0.2 * (spent_s - self._usual_s)
+            else:
+                self._line.remove(turn)
+            self._call_next()
 
     def _retry_after_s(self) -> float:
         """When a place in the line should be free again: the usual time, by how many stand before each turn."""

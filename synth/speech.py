@@ -54,7 +54,7 @@ class Spoken:
         return self
 
     def __next__(self) -> Samples:
-        self._turn.check()
+        self._turn.wait()
         block = next(self._blocks)
         self._samples += len(block)
         self._spoken += 1
@@ -78,7 +78,7 @@ class Speech:
     with speech.reserve() as turn:          # Busy: nothing was used up
         ...                                 # consume the token, open the voice
         spoken = speech.speak(voice, script, turn=turn)
-        for block in spoken: ...
+        for block in spoken: ...            # the first one waits for its turn
     """
 
     def __init__(self, engine: Engine, scheduler: Scheduler) -> None:
@@ -88,12 +88,17 @@ class Speech:
     def sample_rate(self) -> int:
         return self._engine.sample_rate
 
+    @property
+    def scratch_bytes(self) -> int:
+        """How much locked memory an opened voice must lend."""
+        return self._engine.scratch_bytes
+
     def read(self, text: str) -> Script:
         """Make the text ready. Raises TextRefused."""
         return self._engine.read(text)
 
     def reserve(self) -> AbstractContextManager[Turn]:
-        """Wait for a turn. Raises Busy."""
+        """Take a place in the line, at once. Raises Busy."""
         return self._scheduler.reserve()
 
     def speak(self, voice: OpenVoice, text: str | Script, *, turn: Turn, speed: float = 1.0) -> Spoken:
