@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import shlex
 import stat
 import subprocess
@@ -76,6 +77,8 @@ class Settings:
     port: int = 8443
     public_base_url: str = "https://localhost:8443"
     """What clients call, without a slash at the end: the `htu` of their proofs starts with it."""
+    territory: str = "XX"
+    """Where this installation speaks, ISO 3166 alpha-2; `XX` is no country: only consents for everywhere (`*`) then hold."""
     vault_workers: int = 2
     edge_workers: int = 1
     log_level: str = "info"
@@ -221,6 +224,7 @@ def _parsed(variable: str, name: str, text: str) -> object:
 def _check(settings: Settings) -> None:
     rules: Mapping[str, bool] = types.MappingProxyType(
         {
+            "GLOTTIS_TERRITORY must be two capital letters (ISO 3166 alpha-2)": re.fullmatch("[A-Z]{2}", settings.territory) is not None,
             "GLOTTIS_PORT must be between 1 and 65535": 1 <= settings.port <= 65535,
             "GLOTTIS_VAULT_WORKERS must be between 1 and 64": 1 <= settings.vault_workers <= 64,
             "GLOTTIS_EDGE_WORKERS must be between 1 and 64": 1 <= settings.edge_workers <= 64,

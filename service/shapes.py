@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Annotated, Literal
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 
 MAX_TEXT = 4096
 MAX_JSON_BYTES = 64 * 1024
@@ -16,6 +16,17 @@ MAX_RECORDINGS = 10
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]
 ModelName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9._-]{1,64}$")]
+
+
+_NAME: TypeAdapter[str] = TypeAdapter(Name)
+
+
+def name_of(text: str) -> str | None:
+    """The text if it can name a voice, else None."""
+    try:
+        return _NAME.validate_python(text)
+    except ValidationError:
+        return None
 
 
 class Shape(BaseModel):

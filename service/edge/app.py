@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,17 +24,22 @@ Every call but the health checks needs a client certificate (mutual TLS 1.3). Ca
 fetch one at `/oauth/token`, use it once, at once, with a DPoP proof (RFC 9449)."""
 
 
+DECODERS = 2
+"""Decoding children at once in one edge worker."""
+
+
 def create_app(sockets: Sequence[Path]) -> FastAPI:
     """The application, relaying to the vault workers at `sockets`."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.relay = Relay.to(sockets)
+        app.state.decoders = asyncio.Semaphore(DECODERS)
         yield
         await app.state.relay.close()
 
     app = FastAPI(title="Glottis", version="0.1.0", description=DESCRIPTION, docs_url=None, redoc_url=None, lifespan=lifespan)
-    app.add_middleware(BodyCap)  # type: ignore[arg-type]  # a plain ASGI class
+    app.add_middleware(BodyCap)
     for routes in (system, tokens, voices, speech):
         app.include_router(routes.router)
     app.add_exception_handler(RequestValidationError, _malformed)

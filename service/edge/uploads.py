@@ -46,9 +46,13 @@ async def _upload(request: Request) -> frames.Upload:
     files = [v for _, v in form.multi_items() if isinstance(v, UploadFile)]
     if not files:
         raise UploadRefused("invalid_request", "The form has no audio file.", "Send the recording as the form field `audio`.")
+    # A decoder is a process of its own: a few at a time, whatever arrives.
+    slots: asyncio.Semaphore = request.app.state.decoders
     recordings = []
     for file in files:
-        recordings.append(await asyncio.to_thread(decode, await file.read()))
+        data = await file.read()
+        async with slots:
+            recordings.append((await asyncio.to_thread(decode, data)).samples)
     return frames.Upload(fields, recordings)
 
 

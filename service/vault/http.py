@@ -1,0 +1,200 @@
+"""HTTP on the vault's Unix socket: credentials and bodies in, answers out. Every decision is made in `vault.py`.
+
+The token is checked as soon as the headers are here; an upload's samples arrive after that.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl
+from uuid import UUID
+
+import anyio.to_thread
+import structlog
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from service import frames
+from service.problems import problem, unexpected
+from service.refusals import Refusal, refusal_of
+from service.shapes import MAX_FORM_BYTES, MAX_JSON_BYTES, ConsentRequest, Shape, SpeechRequest
+from service.vault.vault import Credentials, Vault
+
+CERTIFICATE_HEADER = "x-glottis-client-cert"
+INTENT_HEADER = "X-Glottis-Intent"
+SKIPPED_HEADER = "X-Glottis-Skipped"
+THREADS = 96
+"""Requests in hand at once: each waits in a thread of its own for its turn at the engine."""
+
+S = TypeVar("S", bound=Shape)
+T = TypeVar("T")
+
+_log = structlog.get_logger()
+
+
+def create_app(vault: Vault) -> Starlette:
+    """The application of one vault worker."""
+    calls = _Calls(vault)
+    app = Starlette(
+        routes=[
+            Route("/readyz", calls.readyz),
+            Route("/.well-known/jwks.json", calls.jwks),
+            Route("/oauth/token", calls.token, methods=["POST"]),
+            Route("/v1/consents", calls.record_consent, methods=["POST"]),
+            Route("/v1/voices", calls.enrol, methods=["POST"]),
+            Route("/v1/voices", calls.voices, methods=["GET"]),
+            Route("/v1/voices/{voice:uuid}", calls.voice, methods=["GET"]),
+            Route("/v1/voices/{voice:uuid}/verify", calls.verify, methods=["POST"]),
+            Route("/v1/audio/speech", calls.speak, methods=["POST"]),
+        ],
+    )
+    app.add_exception_handler(HTTPException, _plain)
+    app.add_exception_handler(Refusal, _refused)
+    app.add_exception_handler(Exception, _failed)
+    return app
+
+
+class _Calls:
+    def __init__(self, vault: Vault) -> None:
+        self._vault = vault
+        self._threads = anyio.CapacityLimiter(THREADS)
+
+    async def readyz(self, _: Request) -> Response:
+        broken = await self._run(self._vault.readiness)
+        return JSONResponse({"status": "unready", "broken": broken} if broken else {"status": "ready"}, 503 if broken else 200)
+
+    async def jwks(self, _: Request) -> Response:
+        return JSONResponse(self._vault.jwks(), headers={"Cache-Control": "max-age=300"})
+
+    async def token(self, request: Request) -> Response:
+        form = _form(await _body(request, MAX_FORM_BYTES))
+        issued = await self._run(self._vault.issue, _credentials(request), form["grant_type"], form["authorization_details"])
+        answer = {
+            "access_token": issued.access_token,
+            "token_type": "DPoP",
+            "expires_in": issued.expires_in,
+            "authorization_details": issued.authorization_details,
+        }
+        return JSONResponse(answer, headers={"Cache-Control": "no-store", INTENT_HEADER: str(issued.intent_id)})
+
+    async def record_consent(self, request: Request) -> Response:
+        body = _shaped(ConsentRequest, await _body(request, MAX_JSON_BYTES))
+        done = await self._run(self._vault.record_consent, _credentials(request), body)
+        return JSONResponse(done.answer, 201, headers={INTENT_HEADER: str(done.intent_id)})
+
+    async def enrol(self, request: Request) -> Response:
+        admitted = await self._run(self._vault.admit_enrolment, _credentials(request))
+        done = await self._run(self._vault.enrol, admitted, await _frame(request))
+        return JSONResponse(done.answer, 201, headers={INTENT_HEADER: str(done.intent_id)})
+
+    async def voices(self, request: Request) -> Response:
+        done = await self._run(self._vault.voices, _credentials(request))
+        return JSONResponse(done.answer, headers={INTENT_HEADER: str(done.intent_id)})
+
+    async def voice(self, request: Request) -> Response:
+        done = await self._run(self._vault.voice, _credentials(request), _voice(request))
+        return JSONResponse(done.answer, headers={INTENT_HEADER: str(done.intent_id)})
+
+    async def verify(self, request: Request) -> Response:
+        admitted = await self._run(self._vault.admit_comparison, _credentials(request), _voice(request))
+        done = await self._run(self._vault.verify, admitted, await _frame(request))
+        return JSONResponse(done.answer, headers={INTENT_HEADER: str(done.intent_id)})
+
+    async def speak(self, request: Request) -> Response:
+        body = _shaped(SpeechRequest, await _body(request, MAX_JSON_BYTES))
+        spoken = await self._run(self._vault.speak, _credentials(request), body)
+        kind = "audio/wav" if body.response_format == "wav" else "audio/pcm"
+        headers = {INTENT_HEADER: str(spoken.intent_id), "Cache-Control": "no-store", "Content-Type": kind}
+        if spoken.skipped:
+            headers[SKIPPED_HEADER] = str(spoken.skipped)
+        return Response(spoken.audio, headers=headers)
+
+    async def _run(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await anyio.to_thread.run_sync(function, *arguments, limiter=self._threads)
+
+
+def _credentials(request: Request) -> Credentials:
+    """What the client signed, and the certificate that the edge says it holds. Several values of a header are refused."""
+    values = {name: request.headers.getlist(name) for name in ("authorization", "dpop", CERTIFICATE_HEADER)}
+    if any(len(found) > 1 for found in values.values()):
+        raise Refusal(
+            "invalid_request", "A credential header was sent more than once.", "Send each of Authorization and DPoP once."
+        )
+    scheme, _, token = (values["authorization"] or [""])[0].partition(" ")
+    try:
+        certificate = base64.b64decode((values[CERTIFICATE_HEADER] or [""])[0], validate=True) or None
+    except binascii.Error:
+        certificate = None
+    return Credentials(request.method, request.url.path, scheme, token, (values["dpop"] or [""])[0], certificate)
+
+
+def _voice(request: Request) -> UUID:
+    found = request.path_params["voice"]
+    assert isinstance(found, UUID)
+    return found
+
+
+async def _body(request: Request, cap: int) -> bytes:
+    parts, total = [], 0
+    async for chunk in request.stream():
+        total += len(chunk)
+        if total > cap:
+            raise Refusal("too_large", "The request is too large.", f"Send at most {cap // 1024} KiB.")
+        parts.append(chunk)
+    return b"".join(parts)
+
+
+async def _frame(request: Request) -> frames.Upload | frames.Refused | None:
+    """The decoded upload; None when the client went away before it was complete."""
+    try:
+        return frames.unpack(await _body(request, frames.MAX_FRAME))
+    except ClientDisconnect:
+        return None
+    except frames.FrameError:
+        return frames.Refused("invalid_request", "The upload cannot be read.", "Send it again.")
+
+
+def _form(data: bytes) -> dict[str, str]:
+    try:
+        pairs = parse_qsl(data.decode("ascii"), keep_blank_values=True, strict_parsing=True, max_num_fields=8)
+    except ValueError:
+        pairs = []
+    form = dict(pairs)
+    if len(form) != len(pairs) or form.keys() != {"grant_type", "authorization_details"}:
+        fix = "Send the form fields grant_type and authorization_details, once each."
+        raise Refusal("invalid_request", "The token request cannot be read.", fix)
+    return form
+
+
+def _shaped(shape: type[S], data: bytes) -> S:
+    try:
+        return shape.model_validate_json(data)
+    except ValidationError as error:
+        fix = "The shapes are in /openapi.json."
+        raise Refusal("invalid_request", "The request does not have the shape this call expects.", fix) from error
+
+
+async def _plain(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = "method_not_allowed" if error.status_code == 405 else "not_found"
+    return problem(code, "There is nothing at this path.", "See /openapi.json for every call.")
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, Refusal)
+    return problem(error.code, str(error), error.fix)
+
+
+async def _failed(_: Request, error: Exception) -> Response:
+    known = refusal_of(error)
+    if known is None:
+        _log.error("request_failed", exc_info=error)
+        return unexpected()
+    return problem(known.code, str(known), known.fix, extra=known.extra)

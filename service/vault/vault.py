@@ -1,0 +1,231 @@
+"""What one vault worker does for a request: gate, open, compute, forget, complete. Synchronous; called from threads.
+
+Every method that opens a voice follows the same order: places and text first (nothing used up), then the gate's one
+transaction, then the voice in one locked buffer, then a completion that says what came of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+from uuid import UUID
+
+from keyvault.database import Database
+from policies.authority import Voice
+from policies.errors import VoiceUnknown
+from policies.gate import Call, Gate
+from policies.grants import Grant, Purpose
+from policies.intents import Intents
+from policies.minting import IssuedToken, Minting, TokenRequest
+from policies.registry import Registry
+from policies.store import PolicyStore, durable
+from service import frames
+from service.refusals import Refusal, refusal_of
+from service.shapes import ConsentRequest, SpeechRequest, name_of
+from service.vault.readiness import Readiness
+from synth.audio import pcm16, wav
+from synth.speech import Speech
+from voiceprints.enrolment import Enrolment
+from voiceprints.matching import Matching
+from voiceprints.opening import OpenVoices
+from voiceprints.quality import Quality
+
+
+@dataclass(frozen=True, repr=False)
+class Credentials:
+    """What came with a request: method and path as called, what the client signed, the certificate that the edge reports."""
+
+    method: str
+    path: str
+    scheme: str
+    token: str
+    proof: str
+    certificate: bytes | None
+
+    def call(self, purpose: Purpose, **binding: Any) -> Call:
+        return Call(
+            method=self.method,
+            path=self.path,
+            scheme=self.scheme,
+            token=self.token,
+            proof=self.proof,
+            certificate_der=self.certificate,
+            purpose=purpose,
+            **binding,
+        )
+
+
+@dataclass(frozen=True)
+class Done:
+    """An answer and the audit entry it stands under."""
+
+    intent_id: UUID
+    answer: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class SpokenAudio:
+    """Finished speech. `skipped`: how many words or characters could not be voiced."""
+
+    intent_id: UUID
+    audio: bytes = field(repr=False)
+    skipped: int
+
+
+@dataclass(frozen=True)
+class Vault:
+    """The use cases of one vault worker, joined in `service.wiring`."""
+
+    database: Database
+    gate: Gate
+    minting: Minting
+    registry: Registry
+    store: PolicyStore
+    intents: Intents
+    enrolment: Enrolment
+    opening: OpenVoices
+    matching: Matching
+    speech: Speech
+    ready: Readiness
+    jwks: Callable[[], dict[str, list[dict[str, Any]]]]
+
+    def readiness(self) -> list[str]:
+        """Names of the parts that do not work; empty when all do."""
+        return self.ready.broken()
+
+    def issue(self, credentials: Credentials, grant_type: str, details: str) -> IssuedToken:
+        """A key-bound token."""
+        request = TokenRequest(
+            method=credentials.method,
+            path=credentials.path,
+            proof=credentials.proof,
+            certificate_der=credentials.certificate,
+            grant_type=grant_type,
+            authorization_details=details,
+        )
+        return self.minting.issue(request)
+
+    def record_consent(self, credentials: Credentials, body: ConsentRequest) -> Done:
+        """Write down what a speaker allowed."""
+        grant = self.gate.admit(credentials.call(Purpose.CONSENT))
+        with self._completing(grant, "recorded"), durable(self.database) as transaction:
+            consent = self.registry.record_consent(
+                transaction,
+                tenant=grant.token.tenant,
+                subject=body.subject,
+                purposes=body.purposes,
+                territory=body.territory,
+                expires_at=body.expires_at,
+                evidence=body.evidence,
+            )
+        answer = {
+            "id": str(consent.consent_id),
+            "purposes": list(consent.purposes),
+            "territory": list(consent.territory),
+            "expires_at": consent.expires_at.isoformat(),
+            "state": consent.state.value,
+        }
+        return Done(grant.intent_id, answer)
+
+    def admit_enrolment(self, credentials: Credentials) -> Grant:
+        """The gate for an enrolment, before its recordings arrive."""
+        return self.gate.admit(credentials.call(Purpose.ENROL))
+
+    def enrol(self, grant: Grant, frame: frames.Upload | frames.Refused | None) -> Done:
+        """Measure, seal and register a voice, or leave nothing behind."""
+        with self._completing(grant, "enrolled") as facts:
+            upload = _uploaded(frame)
+            name = name_of(upload.fields.get("name", ""))
+            if name is None:
+                raise Refusal(
+                    "invalid_request", "The voice needs a name.", "Send the form field `name`: 1 to 100 printable characters."
+                )
+            enrolled = self.enrolment.enrol(upload.recordings, name, grant)
+            facts["voice"] = str(enrolled.voice_id)
+            facts["speech_milliseconds"] = round(enrolled.quality.speech_seconds * 1000)
+        answer = {"id": str(enrolled.voice_id), "name": enrolled.name, "state": "active", "key_version": enrolled.key.version}
+        return Done(grant.intent_id, {**answer, "quality": _measured(enrolled.quality)})
+
+    def voices(self, credentials: Credentials) -> Done:
+        """The tenant's voices, by name and state."""
+        grant = self.gate.admit(credentials.call(Purpose.READ))
+        with self._completing(grant, "read"), self.database.begin() as transaction:
+            found = self.store.voices(transaction, grant.token.tenant)
+        return Done(grant.intent_id, {"voices": [_described(voice) for voice in found]})
+
+    def voice(self, credentials: Credentials, voice_id: UUID) -> Done:
+        """One of the tenant's voices. Raises VoiceUnknown."""
+        grant = self.gate.admit(credentials.call(Purpose.READ))
+        with self._completing(grant, "read"), self.database.begin() as transaction:
+            found = self.store.voice(transaction, grant.token.tenant, voice_id)
+            if found is None:
+                raise VoiceUnknown()
+        return Done(grant.intent_id, _described(found))
+
+    def admit_comparison(self, credentials: Credentials, voice: UUID) -> Grant:
+        """The gate for a comparison, before the recording arrives."""
+        return self.gate.admit(credentials.call(Purpose.COMPARE, voice=voice))
+
+    def verify(self, grant: Grant, frame: frames.Upload | frames.Refused | None) -> Done:
+        """Is this recording the voice's speaker? A band, never a score."""
+        with self._completing(grant, "compared") as facts:
+            upload = _uploaded(frame)
+            if len(upload.recordings) != 1:
+                raise Refusal("invalid_request", "One recording is compared at a time.", "Send one file in the field `audio`.")
+            assert grant.token.voice is not None
+            band = self.matching.compare(upload.recordings[0], grant.token.voice, grant)
+            facts["band"] = band.value
+        return Done(grant.intent_id, {"band": band.value})
+
+    def speak(self, credentials: Credentials, body: SpeechRequest) -> SpokenAudio:
+        """Speak a text in a voice. The voice is open from just after the gate until the last sentence, and no longer."""
+        script = self.speech.read(body.input)
+        with self.speech.reserve() as turn:
+            grant = self.gate.admit(credentials.call(Purpose.SPEAK, voice=body.voice, text=body.input))
+            with (
+                self._completing(grant, "spoken") as facts,
+                self.opening.opened(body.voice, grant, scratch_bytes=self.speech.scratch_bytes) as voice,
+            ):
+                spoken = self.speech.speak(voice, script, turn=turn, speed=body.speed)
+                rate = self.speech.sample_rate
+                audio = wav(spoken, rate) if body.response_format == "wav" else b"".join(pcm16(block) for block in spoken)
+                facts["milliseconds"] = round(spoken.facts.seconds * 1000)
+                facts["characters"] = spoken.facts.characters
+        return SpokenAudio(grant.intent_id, audio, len(spoken.facts.skipped))
+
+    @contextmanager
+    def _completing(self, grant: Grant, outcome: str) -> Iterator[dict[str, str | int]]:
+        """Record what came of the grant: `outcome` with the facts put into the dictionary, or the code of what failed."""
+        facts: dict[str, str | int] = {}
+        try:
+            yield facts
+        except Exception as error:
+            known = refusal_of(error)
+            self.intents.complete(grant.intent_id, known.code if known else "internal_error", {})
+            raise
+        self.intents.complete(grant.intent_id, outcome, facts)
+
+
+def _uploaded(frame: frames.Upload | frames.Refused | None) -> frames.Upload:
+    if frame is None:
+        raise Refusal("client_disconnected", "The client left before the upload was complete.", "Send it again with a fresh token.")
+    if isinstance(frame, frames.Refused):
+        raise Refusal(frame.code, frame.message, frame.fix)
+    return frame
+
+
+def _described(voice: Voice) -> dict[str, Any]:
+    return {
+        "id": str(voice.voice_id),
+        "name": voice.name,
+        "state": voice.state.value,
+        "key_version": voice.key_version,
+        "created_at": voice.created_at.isoformat(),
+    }
+
+
+def _measured(quality: Quality) -> dict[str, float]:
+    """What the recordings were like: properties of the sound, not of the voice."""
+    return {name: round(float(value), 4) for name, value in asdict(quality).items() if value is not None}

@@ -1,0 +1,179 @@
+"""Builds every object of a vault worker, once a process. The only place where the packages meet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from uuid import UUID
+
+from sqlalchemy import create_engine, text
+
+from keyvault.database import Database, Transaction
+from keyvault.errors import KeyNotFound
+from keyvault.events import KeyEvent
+from keyvault.hsm import Hsm, KeyName
+from keyvault.keys import VoiceKeys
+from keyvault.locked import LockedBuffer
+from keyvault.pkcs11_hsm import Pkcs11Hsm
+from keyvault.records import KeyRef, RecordMac, canonical
+from keyvault.store import KeyStore
+from policies.audit.store import AuditStore
+from policies.authority import Voice
+from policies.engine import PolicyEngine
+from policies.gate import Gate
+from policies.intents import Intent, Intents
+from policies.minting import Minting
+from policies.proofs import ProofVerifier
+from policies.registry import Registry
+from policies.store import PolicyStore
+from policies.tokens import TokenMint, TokenVerifier, jwks
+from service.refusal_counts import RefusalCounts
+from service.settings import Settings
+from service.site import Site, token_config
+from service.vault.readiness import Readiness
+from service.vault.vault import Vault
+from synth.hibari_engine import HibariEngine
+from synth.scheduler import Scheduler
+from synth.speech import Speech
+from voiceprints.activity import Activity
+from voiceprints.encoder import Encoder
+from voiceprints.enrolment import Enrolment
+from voiceprints.matching import Matching
+from voiceprints.memory import LockedMemory
+from voiceprints.opening import OpenVoices
+
+AUDIENCE = "glottis-vault"
+POOL_SIZE = 16
+SPEAKING_AT_ONCE = 1
+"""Syntheses at once in one worker: each keeps one core busy, and workers are started by the core."""
+IN_LINE = 64
+
+
+@dataclass(frozen=True)
+class KeyEventRecorder:
+    """Key events become intents of the audit log, in the transaction that they happen in."""
+
+    intents: Intents
+
+    def record(self, transaction: Transaction, event: KeyEvent) -> None:
+        facts: dict[str, str | int | None] = {name: value for name, value in event.facts.items() if name not in ("tenant", "voice")}
+        tenant, voice = str(event.facts.get("tenant", "glottis")), event.facts.get("voice")
+        found = UUID(str(voice)) if voice is not None else None
+        self.intents.append(transaction, Intent(event.action, "allowed", tenant, "glottis", found, "keys", facts))
+
+
+def connect(url: str) -> Database:
+    """A pool of connections that finds out by itself when the database was restarted."""
+    return create_engine(url, pool_size=POOL_SIZE, max_overflow=POOL_SIZE, pool_pre_ping=True, pool_timeout=4.0)
+
+
+@contextmanager
+def serving_hsm(settings: Settings, site: Site) -> Iterator[Hsm]:
+    """The serving token, audited and probed. Raises HsmUnavailable, PinRejected, PromiseBroken."""
+    config = token_config(settings, "serving", site.tokens["serving"])
+    hsm = Pkcs11Hsm.open(config, settings.serving_pin.read(), expected_masters=site.masters)
+    try:
+        yield hsm
+    finally:
+        hsm.close()
+
+
+@contextmanager
+def vault(settings: Settings) -> Iterator[Vault]:
+    """One vault worker's use cases, and the readiness that was seen to hold."""
+    site = Site.load(settings.site_file)
+    database = connect(settings.role_url("vault"))
+    with serving_hsm(settings, site) as hsm:
+        try:
+            yield _vault(settings, database, hsm)
+        finally:
+            database.dispose()
+
+
+def _vault(settings: Settings, database: Database, hsm: Hsm) -> Vault:
+    mac = RecordMac(hsm)
+    store, audit = PolicyStore(mac), AuditStore(database, hsm)
+    keys = VoiceKeys(hsm, KeyStore(), KeyEventRecorder(audit), mac)
+    with database.begin() as transaction:
+        for master in hsm.masters():
+            keys.rings.register(transaction, master)
+    signer = hsm.public_key(KeyName.TOKEN_SIGNER)
+    issuer, clock = settings.public_base_url, time.time
+    proofs, policies, refusals = ProofVerifier(issuer, clock), PolicyEngine.shipped(), RefusalCounts(clock)
+    registry = Registry(store, clock)
+    gate = Gate(
+        database=database,
+        verifier=TokenVerifier([signer], issuer, AUDIENCE, clock),
+        proofs=proofs,
+        engine=policies,
+        store=store,
+        intents=audit,
+        refusals=refusals,
+        territory=settings.territory,
+        clock=clock,
+    )
+    minting = Minting(
+        database=database,
+        mint=TokenMint(hsm, issuer, AUDIENCE, clock),
+        proofs=proofs,
+        engine=policies,
+        store=store,
+        intents=audit,
+        refusals=refusals,
+        key_of=lambda transaction, voice: _key_of(keys, transaction, voice),
+        territory=settings.territory,
+        clock=clock,
+    )
+    memory, activity, encoder, engine = LockedMemory(), Activity(), Encoder(), HibariEngine()
+    opening = OpenVoices(database=database, keys=keys, memory=memory, clock=clock)
+    return Vault(
+        database=database,
+        gate=gate,
+        minting=minting,
+        registry=registry,
+        store=store,
+        intents=audit,
+        enrolment=Enrolment(
+            database=database,
+            keys=keys,
+            registry=registry,
+            memory=memory,
+            activity=activity,
+            encoder=encoder,
+            conditioner=engine,
+            scratch_bytes=engine.scratch_bytes,
+        ),
+        opening=opening,
+        matching=Matching(voices=opening, memory=memory, activity=activity, encoder=encoder),
+        speech=Speech(engine, Scheduler(at_once=SPEAKING_AT_ONCE, waiting=IN_LINE)),
+        ready=_readiness(database, hsm),
+        jwks=lambda: jwks([signer]),
+    )
+
+
+def _key_of(keys: VoiceKeys, transaction: Transaction, voice: Voice) -> KeyRef:
+    """The exact key that the voice's row names. Raises KeyNotFound, never another version."""
+    key = keys.get(transaction, voice.dek_id)
+    if (key.voice, key.ref.version) != (voice.voice_id, voice.key_version):
+        raise KeyNotFound(f"voice {voice.voice_id} names a key that is not its own")
+    return key.ref
+
+
+def _readiness(database: Database, hsm: Hsm) -> Readiness:
+    master = hsm.masters()[-1]
+    aad = canonical("canary")
+    with LockedBuffer(64) as buffer, hsm.new_dek(master) as dek:
+        buffer.array(32)[:] = 1.0
+        wrapped, sealed = dek.wrapped, dek.seal(buffer, 32, aad)
+
+    def unwraps() -> None:
+        with LockedBuffer(64) as buffer, hsm.open_dek(master, wrapped) as dek:
+            dek.open_into(sealed, aad, buffer)
+
+    def reaches() -> None:
+        with database.connect() as connection:
+            connection.execute(text("SELECT 1"))
+
+    return Readiness({"hsm": unwraps, "database": reaches})
