@@ -224,7 +224,7 @@ def _parsed(variable: str, name: str, text: str) -> object:
 def _check(settings: Settings) -> None:
     rules: Mapping[str, bool] = types.MappingProxyType(
         {
-            "GLOTTIS_TERRITORY must be two capital letters (ISO 3166 alpha-2)": re.fullmatch("[A-Z]{2}", settings.territory) is not None,
+            "GLOTTIS_TERRITORY must be two capital letters (ISO 3166)": re.fullmatch("[A-Z]{2}", settings.territory) is not None,
             "GLOTTIS_PORT must be between 1 and 65535": 1 <= settings.port <= 65535,
             "GLOTTIS_VAULT_WORKERS must be between 1 and 64": 1 <= settings.vault_workers <= 64,
             "GLOTTIS_EDGE_WORKERS must be between 1 and 64": 1 <= settings.edge_workers <= 64,

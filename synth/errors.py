@@ -88,6 +88,12 @@ class Busy(SynthError):
         self.retry_after_s = retry_after_s
 
 
+class TurnLate(Busy):
+    """The turn to speak did not come in time."""
+
+    fix = "Fetch a fresh token and send the request again after `retry_after_s`."
+
+
 class Cancelled(SynthError):
     """The listener left before the text was finished."""
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from synth.errors import Busy, Cancelled
+from synth.errors import Busy, Cancelled, TurnLate
 
 _FIRST_GUESS_S = 1.0
 
@@ -25,13 +25,13 @@ class Turn:
         self.called = self.cancelled = False
 
     def wait(self) -> None:
-        """Return when it is this turn's turn; at once if it was before. Raises Cancelled after `cancel`, Busy after the bound."""
+        """Return when it is this turn's turn; at once if it was before. Raises Cancelled after `cancel`, TurnLate after the bound."""
         with self._changed:
             in_time = self._changed.wait_for(lambda: self.called or self.cancelled, timeout=self._patience_s)
         if self.cancelled:
             raise Cancelled
         if not in_time:
-            raise Busy(self._patience_s)
+            raise TurnLate(self._patience_s)
 
     def cancel(self) -> None:
         """The listener has left: no further sentence is begun."""
