@@ -120,6 +120,8 @@ class Pkcs11Hsm:
         return self._token.run(lambda session: public_key(session, key))
 
     def seal(self, key: KeyName, plaintext: bytes, aad: bytes) -> bytes:
+        if not plaintext:
+            raise ValueError("nothing to seal")
         source = ctypes.c_char_p(plaintext)
         address = ctypes.cast(source, ctypes.c_void_p).value or 0
         return self._token.run(lambda session: _seal(session, _sealing_key(session, key), aad, address, len(plaintext)))

@@ -1,13 +1,13 @@
 """One real SoftHSM token per test process: made by the ceremony in processes of their own, opened once.
 
-Import the fixture where it is used: `from hsm_fixtures import serving_token`. SoftHSM is one thing per process, so every test
-of a process shares this token; tests that start the module themselves run their part in a subprocess (`in_own_process`).
+`tests/conftest.py` loads this file as a plugin: ask for the fixture `serving_token` by name. SoftHSM is one thing per process,
+so every test of a process shares this token; what starts the module itself runs in a process of its own (`in_own_process`).
 """
 
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,9 +54,16 @@ def make_serving_token(folder: Path) -> tuple[TokenConfig, TokenFacts]:
 
 
 @pytest.fixture(scope="session")
-def serving_token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingToken]:
-    folder = tmp_path_factory.mktemp("token") / "serving"
-    config, facts = in_own_process(make_serving_token, folder)
-    hsm = Pkcs11Hsm.open(config, USER_PIN, expected_masters=facts.masters)
-    yield ServingToken(hsm, config, facts)
-    hsm.close()
+def serving_token(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ServingToken:
+    """The process's one serving token, open."""
+    stash = request.config.stash
+    if _TOKEN not in stash:
+        folder = tmp_path_factory.mktemp("token") / "serving"
+        config, facts = in_own_process(make_serving_token, folder)
+        hsm = Pkcs11Hsm.open(config, USER_PIN, expected_masters=facts.masters)
+        request.config.add_cleanup(hsm.close)
+        stash[_TOKEN] = ServingToken(hsm, config, facts)
+    return stash[_TOKEN]
+
+
+_TOKEN = pytest.StashKey[ServingToken]()

@@ -1,0 +1,142 @@
+"""What the two sites and the officers' quorum refuse. Each `code` is stable; the docstring's first line is the message."""
+
+from __future__ import annotations
+
+from keyvault.errors import KeyVaultError
+
+
+class StatementMalformed(KeyVaultError):
+    """These are not the exact bytes of a statement."""
+
+    code = "statement_malformed"
+    fix = "Send the statement as its signer wrote it; nothing was changed here."
+
+
+class SignatureInvalid(KeyVaultError):
+    """A signature does not hold, or was made by a key that the roster does not name."""
+
+    code = "sync_signature_invalid"
+    fix = "Compare the roster's fingerprint at both sites; the message was not acted on."
+
+
+class SyncRefused(KeyVaultError):
+    """The proposed transaction breaks a rule."""
+
+    code = "sync_refused"
+    fix = "Propose a transaction without the fault that the message names; nothing was changed here."
+
+
+class Conflict(KeyVaultError):
+    """Another transaction came first."""
+
+    code = "sync_conflict"
+    fix = "Read both sites' status and propose again at the next epoch."
+
+    def __init__(self, message: str | None, epoch: int) -> None:
+        super().__init__(f"{message or self.__doc__}; this site stands at epoch {epoch}")
+        self.epoch = epoch
+
+
+class PeerUnheard(KeyVaultError):
+    """The other site's fresh status was not heard since this site started."""
+
+    code = "peer_unheard"
+    fix = "Bring the link to the other site up; transactions wait, and the old versions serve meanwhile."
+
+
+class SiteBehind(KeyVaultError):
+    """This site lacks epochs that the other site has closed."""
+
+    code = "site_behind"
+    fix = "Hand this site the missing certificates in order: `glottis site verify` lists them."
+
+
+class SitesDiverged(KeyVaultError):
+    """The two sites hold different histories."""
+
+    code = "sites_diverged"
+    fix = "Stop rotating, keep both stores, and let officers decide which site survives."
+
+
+class SiteFrozen(KeyVaultError):
+    """A site signed two histories; nothing changes until officers replace it."""
+
+    code = "site_frozen"
+    fix = "Look at the evidence record, find which site was copied or restored, and replace it by M of N officers."
+
+
+class ProofFailed(KeyVaultError):
+    """The sites did not prove that they hold the same key."""
+
+    code = "same_key_unproved"
+    fix = "Run the ceremony for this version again; the old version serves meanwhile."
+
+
+class KeyQuarantined(KeyVaultError):
+    """The sites disagree about this key version, so nothing new is wrapped under it."""
+
+    code = "key_quarantined"
+    fix = "Repair it by a new transaction: prove it again at both sites, or rotate to a new version."
+
+
+class StoreRolledBack(KeyVaultError):
+    """The store is older than the anchor inside this site's HSM."""
+
+    code = "store_rolled_back"
+    fix = "Restore a newer copy, or adopt this one with the officers' approval: `glottis restore adopt`."
+
+
+class TokenRolledBack(KeyVaultError):
+    """The token's anchor is older than the store: the token was restored or exchanged."""
+
+    code = "token_rolled_back"
+    fix = "Put the right token back, or adopt this one with the officers' approval; missing keys are then quarantined."
+
+
+class StaleEpoch(KeyVaultError):
+    """The other site was not heard for longer than the set age."""
+
+    code = "stale_epoch"
+    fix = "Bring the link to the other site up, or have officers break the glass for a limited time."
+
+
+class AwaitingSync(KeyVaultError):
+    """Not every site has signed for this voice's key yet."""
+
+    code = "awaiting_sync"
+    fix = "Wait until both sites have signed the batch's receipt; `glottis site status` shows the lag."
+
+
+class CertificateInvalid(KeyVaultError):
+    """A certificate does not hold."""
+
+    code = "certificate_invalid"
+    fix = "Get the certificate again from either site; if it still fails, somebody changed the history."
+
+
+class ApprovalInvalid(KeyVaultError):
+    """An approval is not an officer's signature over this operation."""
+
+    code = "approval_invalid"
+    fix = "Let the officer sign again, over this operation's digest, with a key of the roster."
+
+
+class ApprovalExpired(KeyVaultError):
+    """The approved operation's time is over."""
+
+    code = "approval_expired"
+    fix = "File the request again and collect fresh approvals."
+
+
+class ApprovalMissing(KeyVaultError):
+    """Too few officers approved this operation."""
+
+    code = "approvals_missing"
+    fix = "Collect signatures from as many different officers as the roster's quorum says; see `glottis approvals`."
+
+
+class RequesterApproved(ApprovalInvalid):
+    """Whoever requests an operation may not approve it."""
+
+    code = "requester_approved"
+    fix = "Let another officer approve; the requester does not count."

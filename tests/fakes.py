@@ -1,0 +1,170 @@
+"""Working fakes: each passes the contract tests of the real part (`tests/contract/`)."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import hmac
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.cmac import CMAC
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap, aes_key_wrap
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from keyvault.errors import HsmUnavailable, KeyNotFound, SealBroken, UnwrapRejected
+from keyvault.hsm import KeyName, NewDek, OpenDek, RingMaster
+from keyvault.locked import LockedBuffer
+
+_P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+_SIGNERS = (KeyName.TOKEN_SIGNER, KeyName.PROVENANCE_SIGNER, KeyName.SITE_IDENTITY, KeyName.CERTIFICATE_AUTHORITY)
+
+
+class FakeHsm:
+    """An `Hsm` in software, for faults that a real token cannot be made to show: set `fault`, and every call raises it."""
+
+    def __init__(self, masters: Sequence[RingMaster] = (RingMaster("main", 1),)) -> None:
+        self._masters = {master: os.urandom(32) for master in sorted(masters)}
+        self._secrets = {name: os.urandom(32) for name in (KeyName.RECORD_MAC, KeyName.AUDIT_PSEUDONYM, KeyName.AUDIT_DETAIL)}
+        self._signers: dict[KeyName, ec.EllipticCurvePrivateKey] = {
+            name: ec.generate_private_key(ec.SECP256R1()) for name in _SIGNERS
+        }
+        self._checkpoint = ed25519.Ed25519PrivateKey.generate()
+        self._closed = False
+        self.fault: Exception | None = None
+        self.unwraps = 0
+
+    def masters(self) -> tuple[RingMaster, ...]:
+        return tuple(self._masters)
+
+    @contextmanager
+    def new_dek(self, master: RingMaster) -> Iterator[NewDek]:
+        key = AESGCM.generate_key(256)
+        yield _FakeNewDek(key, aes_key_wrap(self._master(master), key))
+
+    @contextmanager
+    def open_dek(self, master: RingMaster, wrapped: bytes, check: Callable[[], None] | None = None) -> Iterator[OpenDek]:
+        wrapping = self._master(master)
+        if check is not None:
+            check()
+        yield _FakeOpenDek(self._unwrap(wrapping, wrapped))
+
+    def rewrap(self, wrapped: bytes, source: RingMaster, target: RingMaster) -> bytes:
+        return aes_key_wrap(self._master(target), self._unwrap(self._master(source), wrapped))
+
+    def mac(self, key: KeyName, data: bytes) -> bytes:
+        self._answer()
+        if key is KeyName.RECORD_MAC:
+            cmac = CMAC(AES(self._secrets[key]))
+            cmac.update(data)
+            return cmac.finalize()
+        if key is KeyName.AUDIT_PSEUDONYM:
+            return hmac.new(self._secrets[key], data, hashlib.sha256).digest()
+        raise KeyNotFound(f"{key} is not a key for this")
+
+    def sign(self, key: KeyName, data: bytes) -> bytes:
+        self._answer()
+        if key is KeyName.CHECKPOINT_SIGNER:
+            return self._checkpoint.sign(data)
+        if key not in self._signers:
+            raise KeyNotFound(f"{key} is not a key for this")
+        r, s = decode_dss_signature(self._signers[key].sign(data, ec.ECDSA(SHA256())))
+        return r.to_bytes(32, "big") + min(s, _P256_ORDER - s).to_bytes(32, "big")
+
+    def public_key(self, key: KeyName) -> bytes:
+        self._answer()
+        if key is KeyName.CHECKPOINT_SIGNER:
+            return self._checkpoint.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        if key not in self._signers:
+            raise KeyNotFound(f"{key} has no public half")
+        return self._signers[key].public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+    def seal(self, key: KeyName, plaintext: bytes, aad: bytes) -> bytes:
+        if not plaintext:
+            raise ValueError("nothing to seal")
+        nonce = os.urandom(12)
+        return nonce + AESGCM(self._sealing(key)).encrypt(nonce, plaintext, aad)
+
+    def unseal(self, key: KeyName, sealed: bytes, aad: bytes) -> bytes:
+        return _decrypt(self._sealing(key), sealed, aad)
+
+    def random(self, length: int) -> bytes:
+        self._answer()
+        return os.urandom(length)
+
+    def close(self) -> None:
+        self._closed = True
+
+    def forget(self, master: RingMaster) -> None:
+        """Lose a master, as a token that was restored from an older state does."""
+        del self._masters[master]
+
+    def _answer(self) -> None:
+        if self.fault is not None:
+            raise self.fault
+        if self._closed:
+            raise HsmUnavailable("closed")
+
+    def _master(self, master: RingMaster) -> bytes:
+        self._answer()
+        if master not in self._masters:
+            raise KeyNotFound(f"this token does not serve {master.label}")
+        return self._masters[master]
+
+    def _unwrap(self, wrapping: bytes, wrapped: bytes) -> bytes:
+        self.unwraps += 1
+        try:
+            return aes_key_unwrap(wrapping, wrapped)
+        except (InvalidUnwrap, ValueError) as error:
+            raise UnwrapRejected() from error
+
+    def _sealing(self, key: KeyName) -> bytes:
+        self._answer()
+        if key is not KeyName.AUDIT_DETAIL:
+            raise KeyNotFound(f"{key} is not a key for this")
+        return self._secrets[key]
+
+
+@dataclass(frozen=True)
+class _FakeNewDek:
+    _key: bytes
+    wrapped: bytes
+
+    def seal(self, plaintext: LockedBuffer, length: int, aad: bytes) -> bytes:
+        if not 0 < length <= plaintext.size:
+            raise ValueError(f"cannot seal {length} bytes of {plaintext!r}")
+        nonce = os.urandom(12)
+        return nonce + AESGCM(self._key).encrypt(nonce, plaintext.view(0, length).tobytes(), aad)
+
+
+@dataclass(frozen=True)
+class _FakeOpenDek:
+    _key: bytes
+
+    def open_into(self, sealed: bytes, aad: bytes, target: LockedBuffer, offset: int = 0) -> int:
+        length = len(sealed) - 28
+        if length <= 0:
+            raise SealBroken("sealed data is too short")
+        if offset < 0 or offset + length > target.size:
+            raise ValueError(f"{length} bytes do not fit at {offset} of {target!r}")
+        ctypes.memset(target.address + offset, 0, length)
+        plain = _decrypt(self._key, sealed, aad)
+        ctypes.memmove(target.address + offset, plain, length)
+        return length
+
+
+def _decrypt(key: bytes, sealed: bytes, aad: bytes) -> bytes:
+    if len(sealed) <= 28:
+        raise SealBroken("sealed data is too short")
+    try:
+        return AESGCM(key).decrypt(sealed[:12], sealed[12:], aad)
+    except InvalidTag as error:
+        raise SealBroken() from error
