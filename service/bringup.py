@@ -60,10 +60,11 @@ def held(settings: Settings) -> Iterator[None]:
     except OSError as error:
         raise StateFolderRefused(f"{folder} cannot be used: {error.strerror}") from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AlreadyRunning(f"another glottis holds {folder}") from None
         yield
-    except BlockingIOError:
-        raise AlreadyRunning(f"another glottis holds {folder}") from None
     finally:
         os.close(descriptor)
 

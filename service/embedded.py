@@ -31,11 +31,11 @@ _SOCKET = ".s.PGSQL.5432"
 _LONGEST_PATH = 100  # the kernel allows 107 bytes in a Unix address
 _START_SECONDS, _FAST_SECONDS, _IMMEDIATE_SECONDS = 30.0, 5.0, 3.0
 _POLL_SECONDS = 0.02
-_ENVIRON = {"LC_ALL": "C", "TZ": "UTC", "PATH": "/usr/bin:/bin"}
+ENVIRON = {"LC_ALL": "C", "TZ": "UTC", "PATH": "/usr/bin:/bin"}
 _OPTIONS = {
     "listen_addresses": "",
     "unix_socket_permissions": "0770",
-    "max_connections": "60",
+    "max_connections": "200",
     "shared_buffers": "64MB",
     "maintenance_work_mem": "128MB",
     "synchronous_commit": "on",  # promise 4: an intent that was answered for is on the disk
@@ -94,7 +94,7 @@ class EmbeddedPostgres:
     def _initdb(self, folder: Path, secret: Path) -> None:
         argv: list[str | Path] = [self._program("initdb"), "--pgdata", folder, "--username", SUPERUSER, "--pwfile", secret]
         argv += ["--auth-local=scram-sha-256", "--auth-host=reject", "--encoding=UTF8", "--locale=C", "--no-instructions"]
-        done = start(argv, self.account, environ=_ENVIRON, output=subprocess.PIPE)
+        done = start(argv, self.account, environ=ENVIRON, output=subprocess.PIPE)
         said, _ = done.communicate()
         if done.returncode != 0:
             shutil.rmtree(folder, ignore_errors=True)
@@ -160,7 +160,7 @@ class EmbeddedPostgres:
         deadline = time.monotonic() + _START_SECONDS
         while True:
             self.clear_stale()
-            process = start(self.argv(), self.account, environ=_ENVIRON, output=log, death_signal=signal.SIGQUIT)
+            process = start(self.argv(), self.account, environ=ENVIRON, output=log, death_signal=signal.SIGQUIT)
             while process.poll() is None:
                 if self.answers(password):
                     return process

@@ -178,6 +178,7 @@ def _confined(parent: int, death_signal: int) -> Callable[[], None]:
         _prctl(_PR_SET_PDEATHSIG, death_signal)
         if os.getppid() != parent:  # the parent died before the line above took hold
             os._exit(1)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a supervisor holds signals back; its children must not
         _prctl(_PR_SET_NO_NEW_PRIVS, 1)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 

@@ -91,8 +91,8 @@ class Settings:
     """Owner's URL of a Postgres of your own; None starts the embedded one. It holds no password: use one of the next two."""
     database_url_file: Path | None = None
     database_url_command: str | None = None
-    worker: str = "main"
-    """Set by the supervisor: which process this is (`vault-0`); names its log file and its counter in the audit log."""
+    worker: str = "0"
+    """Set by the supervisor: which of its kind this process is."""
     listen_fd: int | None = None
     """Set by the supervisor: the listening socket this process inherits."""
 

@@ -35,7 +35,7 @@ Answer = dict[str, Any]
 
 def call(settings: Settings, account: Account, step: str, *, groups: Sequence[int] = (), **request: Any) -> Answer:
     """Run one step as `account` and return what it answers. Raises StepFailed with the step's own last words."""
-    argv = [sys.executable, "-m", __name__]
+    argv = [sys.executable, "-P", "-m", "service.steps"]
     environ = settings.environ(worker=step)
     child = start(argv, account, environ=environ, groups=groups, stdin=subprocess.PIPE, output=subprocess.PIPE)
     try:

@@ -1,0 +1,224 @@
+"""Keeps programs running: starts them in stages, waits until each serves, starts a dead one again, stops all in order.
+
+It knows nothing of what the programs do (`service/programs.py` does). One thread, no shell; every child dies with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from service.errors import ProcessFailed, ServiceError
+from service.isolation import Account, start
+from service.logs import last_words
+
+READY_SECONDS = 60.0
+BACKOFF_SECONDS = (0.1, 0.5, 1.0, 2.0, 4.0)
+"""Waits before each new try; a program that dies once more than this without a steady run in between has failed."""
+STEADY_SECONDS = 20.0
+NEVER_AGAIN = frozenset(
+    {"pin_rejected", "hsm_promise_broken", "settings_refused", "secret_refused", "half_made", "database_unsuitable"}
+)
+"""Codes of last words after which another try could only do harm: a PIN is tried once a start."""
+LARGEST_LOG = 16 * 2**20
+_LAST_BYTES = 16384
+_POLL_SECONDS = 0.05
+_STOP = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+
+
+def _nothing() -> None:
+    """No preparation is needed."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """One process to keep running. `ready` says whether it serves now and must answer within two seconds."""
+
+    name: str
+    argv: Sequence[str | Path]
+    account: Account
+    environ: Mapping[str, str]
+    ready: Callable[[], bool]
+    groups: Sequence[int] = ()
+    pass_fds: Sequence[int] = ()
+    before: Callable[[], None] = _nothing
+    death_signal: int = signal.SIGKILL
+    stop_signals: Sequence[tuple[int, float]] = ((signal.SIGTERM, 2.5),)
+    """Signals to stop it with, and how long each is given; SIGKILL follows."""
+
+
+@dataclass
+class _Child:
+    program: Program
+    process: subprocess.Popen[bytes] | None = None
+    since: float = 0.0
+    tries: int = 0
+    next_start: float = 0.0
+    ready: bool = False
+    log_start: int = field(default=0, repr=False)
+
+
+class Supervisor:
+    """Runs stages of programs. Use it in the main thread, inside `signals_held`; `say` gets one line an event."""
+
+    def __init__(self, log_dir: Path, say: Callable[[str], None]) -> None:
+        self._log_dir = log_dir
+        self._say = say
+        self._stages: list[list[_Child]] = []
+
+    def start(self, programs: Sequence[Program]) -> None:
+        """Start one more stage and return when every program in it serves. Raises ProcessFailed; Stopped when asked to stop."""
+        stage = [_Child(program) for program in programs]
+        self._stages.append(stage)
+        deadline = time.monotonic() + READY_SECONDS
+        while True:
+            self._tend()
+            waiting = [child.program.name for child in stage if not self._serves(child)]
+            if not waiting:
+                return
+            if time.monotonic() > deadline:
+                raise ProcessFailed(f"{', '.join(waiting)} did not become ready within {READY_SECONDS:.0f} s")
+            _pause(_POLL_SECONDS)
+
+    def watch(self) -> None:
+        """Keep everything running until a signal asks to stop. Raises ProcessFailed when a program will not stay up."""
+        with contextlib.suppress(Stopped):
+            while True:
+                _pause(0.5)
+                self._tend()
+
+    def stop(self) -> None:
+        """Stop every program, last stage first. No process is left when it returns, within ten seconds."""
+        for stage in reversed(self._stages):
+            _stop_together([child for child in stage if child.process is not None])
+        self._stages.clear()
+
+    def pids(self) -> dict[str, int]:
+        """Running programs and their process numbers."""
+        children = [child for stage in self._stages for child in stage]
+        return {child.program.name: child.process.pid for child in children if child.process is not None}
+
+    def _serves(self, child: _Child) -> bool:
+        if child.process is not None and not child.ready:
+            child.ready = child.program.ready()
+        return child.process is not None and child.ready
+
+    def _tend(self) -> None:
+        """Notice the dead, and start whatever is due."""
+        for child in [child for stage in self._stages for child in stage]:
+            if child.process is not None and child.process.poll() is not None:
+                self._bury(child, child.process)
+            if child.process is None and time.monotonic() >= child.next_start:
+                self._begin(child)
+
+    def _begin(self, child: _Child) -> None:
+        program = child.program
+        path = self._log_dir / f"{program.name}.log"
+        try:
+            program.before()
+        except ServiceError as error:
+            self._retry(child, str(error), error.mend)
+            return
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_size > LARGEST_LOG:
+                path.replace(path.with_suffix(".log.1"))
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:  # noqa: PTH123 — by descriptor
+            child.log_start = log.tell()
+            child.process = start(
+                program.argv,
+                program.account,
+                environ=program.environ,
+                groups=program.groups,
+                pass_fds=program.pass_fds,
+                output=log,
+                death_signal=program.death_signal,
+            )
+        child.since, child.ready = time.monotonic(), False
+
+    def _bury(self, child: _Child, process: subprocess.Popen[bytes]) -> None:
+        _kill_group(process.pid)
+        child.process = None
+        if time.monotonic() - child.since > STEADY_SECONDS:
+            child.tries = 0
+        last = self._last_words(child)
+        reason = last.get("event") or _ending(process.returncode)
+        if last.get("code") in NEVER_AGAIN:
+            raise ProcessFailed(f"{child.program.name}: {reason}", fix=last.get("fix"))
+        self._retry(child, reason, last.get("fix"))
+
+    def _retry(self, child: _Child, reason: str, fix: str | None) -> None:
+        if child.tries >= len(BACKOFF_SECONDS):
+            raise ProcessFailed(f"{child.program.name} ended {child.tries + 1} times: {reason}", fix=fix)
+        child.next_start = time.monotonic() + BACKOFF_SECONDS[child.tries]
+        child.tries += 1
+        self._say(f"{child.program.name} ended ({reason}); starting it again")
+
+    def _last_words(self, child: _Child) -> dict[str, str]:
+        """What this run of the program said last, if that was said as an ending."""
+        with (self._log_dir / f"{child.program.name}.log").open("rb") as log:
+            end = log.seek(0, os.SEEK_END)
+            log.seek(max(child.log_start, end - _LAST_BYTES))
+            last = last_words(log.read())
+        return last if "code" in last else {}
+
+
+class Stopped(Exception):
+    """A signal asked to stop."""
+
+
+@contextlib.contextmanager
+def signals_held() -> Iterator[None]:
+    """Keep SIGINT, SIGTERM, SIGHUP and SIGCHLD from interrupting: they are taken where the supervisor waits."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP | {signal.SIGCHLD})
+    try:
+        yield
+    finally:
+        signal.sigtimedwait(_STOP, 0)  # a second Ctrl-C during the stop is answered by the stop itself
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _pause(seconds: float) -> None:
+    """Wait, at most until a child ends. Raises Stopped on a signal that asks for it."""
+    taken = signal.sigtimedwait(_STOP | {signal.SIGCHLD}, seconds)
+    if taken is not None and taken.si_signo in _STOP:
+        raise Stopped
+
+
+def _stop_together(children: Sequence[_Child]) -> None:
+    for step in range(max((len(child.program.stop_signals) for child in children), default=0)):
+        running = [child for child in children if child.process is not None and child.process.poll() is None]
+        deadline = time.monotonic()
+        for child in running:
+            if child.process is not None and step < len(child.program.stop_signals):
+                how, seconds = child.program.stop_signals[step]
+                child.process.send_signal(how)
+                deadline = max(deadline, time.monotonic() + seconds)
+        _wait([child.process for child in running if child.process is not None], deadline)
+    for child in children:
+        if child.process is not None:
+            child.process.kill()
+            child.process.wait()
+            _kill_group(child.process.pid)
+            child.process = None
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], deadline: float) -> None:
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline - time.monotonic()))
+
+
+def _kill_group(leader: int) -> None:
+    """End what a dead leader left behind: each program has a process group of its own."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def _ending(status: int) -> str:
+    return f"killed by {signal.Signals(-status).name}" if status < 0 else f"ended with {status}"
