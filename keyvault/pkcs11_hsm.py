@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from keyvault.errors import CallFailed, HsmUnavailable, KeyNotFound, SealBroken, UnwrapRejected
 from keyvault.hsm import KeyName, NewDek, OpenDek, RingMaster
@@ -14,7 +15,7 @@ from keyvault.pkcs11_names import LOST_KEY, LOST_SESSION, Answer, Attribute, Mec
 from keyvault.pkcs11_raw import GCM_NONCE, GCM_TAG, Template
 from keyvault.pkcs11_start import Module, Token, TokenConfig, TokenSession
 from keyvault.refusals import audit, probe
-from keyvault.templates import DEK_OPENING, DEK_REWRAPPING, DEK_SEALING, KEYS
+from keyvault.templates import DEK_OPENING, DEK_REWRAPPING, DEK_SEALING, KEYS, KeyPlan
 
 # SubjectPublicKeyInfo up to the key itself: RFC 5480 (P-256, uncompressed point) and RFC 8410 (Ed25519).
 _SPKI_P256 = bytes.fromhex("3059301306072a8648ce3d020106082a8648ce3d030107034200")
@@ -25,9 +26,10 @@ _P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 class Pkcs11Hsm:
     """One token behind the `Hsm` protocol. Made by `open`; methods may be called from any thread of this process."""
 
-    def __init__(self, token: Token, masters: tuple[RingMaster, ...]) -> None:
+    def __init__(self, token: Token, masters: tuple[RingMaster, ...], names: frozenset[str]) -> None:
         self._token = token
         self._masters = masters
+        self._names = names
 
     @classmethod
     def open(cls, config: TokenConfig, pin: str, *, expected_masters: Sequence[RingMaster]) -> Pkcs11Hsm:
@@ -41,14 +43,14 @@ class Pkcs11Hsm:
             token = Token(module, config, pin)
             masters = tuple(sorted(expected_masters))
             session = token.open_session()
-            audit(session, masters)
+            names = audit(session, masters)
             for master in masters:
                 probe(session, master)
             session.close()
         except BaseException:
             module.stop()
             raise
-        return cls(token, masters)
+        return cls(token, masters, names)
 
     def masters(self) -> tuple[RingMaster, ...]:
         return self._masters
@@ -109,30 +111,31 @@ class Pkcs11Hsm:
         return self._sign(key, data, Mechanism.EDDSA)
 
     def _sign(self, name: KeyName, data: bytes, *mechanisms: Mechanism) -> bytes:
-        plan = KEYS[name]
-        if plan.mechanism not in mechanisms:
-            raise KeyNotFound(f"{name} is not a key for this")
-        return self._token.run(lambda session: session.sign(name.value, plan.kind, plan.mechanism, data))
+        plan = self._plan(name, *mechanisms)
+        return self._token.run(lambda session: session.sign(_known(session, name.value, plan.kind), plan.mechanism, data))
 
     def public_key(self, key: KeyName) -> bytes:
-        if KEYS[key].public is None:
-            raise KeyNotFound(f"{key} has no public half")
+        self._plan(key, Mechanism.ECDSA, Mechanism.EDDSA)
         return self._token.run(lambda session: public_key(session, key))
 
     def seal(self, key: KeyName, plaintext: bytes, aad: bytes) -> bytes:
+        self._plan(key, Mechanism.AES_GCM)
         if not plaintext:
             raise ValueError("nothing to seal")
         source = ctypes.c_char_p(plaintext)
         address = ctypes.cast(source, ctypes.c_void_p).value or 0
-        return self._token.run(lambda session: _seal(session, _sealing_key(session, key), aad, address, len(plaintext)))
+        return self._token.run(
+            lambda session: _seal(session, _handle(session, key.value), aad, address, len(plaintext)),
+        )
 
     def unseal(self, key: KeyName, sealed: bytes, aad: bytes) -> bytes:
+        self._plan(key, Mechanism.AES_GCM)
         length = len(sealed) - GCM_NONCE - GCM_TAG
         if length <= 0:
             raise SealBroken("sealed data is too short")
         target = (ctypes.c_ubyte * length)()
         address = ctypes.addressof(target)
-        self._token.run(lambda session: _open(session, _sealing_key(session, key), sealed, aad, address, length))
+        self._token.run(lambda session: _open(session, _handle(session, key.value), sealed, aad, address, length))
         return bytes(target)
 
     def random(self, length: int) -> bytes:
@@ -140,6 +143,14 @@ class Pkcs11Hsm:
 
     def close(self) -> None:
         self._token.close()
+
+    def _plan(self, name: KeyName, *mechanisms: Mechanism) -> KeyPlan:
+        plan = KEYS[name]
+        if plan.mechanism not in mechanisms:
+            raise KeyNotFound(f"{name} is not a key for this")
+        if name.value not in self._names:
+            raise KeyNotFound(f"this token holds no key {name}")
+        return plan
 
     def _require(self, master: RingMaster) -> None:
         if master not in self._masters:
@@ -184,11 +195,20 @@ def public_key(session: TokenSession, name: KeyName) -> bytes:
     return (_SPKI_ED25519 if KEYS[name].mechanism is Mechanism.EDDSA else _SPKI_P256) + point
 
 
-def _master(session: TokenSession, master: RingMaster) -> int:
+def _known(session: TokenSession, label: str, kind: ObjectClass, *, trusted: bool = False) -> Any:
+    """The key of this name, which was there at start: that it is gone is the token's fault, not the caller's."""
     try:
-        return int(session.key(master.label, ObjectClass.SECRET_KEY, trusted=True).handle)
+        return session.key(label, kind, trusted=trusted)
     except KeyNotFound as error:
-        raise HsmUnavailable(f"{master.label} was in the token at start and is gone") from error
+        raise HsmUnavailable(f"{label} was in the token at start and is gone") from error
+
+
+def _handle(session: TokenSession, label: str) -> int:
+    return int(_known(session, label, ObjectClass.SECRET_KEY).handle)
+
+
+def _master(session: TokenSession, master: RingMaster) -> int:
+    return int(_known(session, master.label, ObjectClass.SECRET_KEY, trusted=True).handle)
 
 
 def _unwrap(session: TokenSession, wrapping: int, wrapped: bytes, template: Template) -> int:
@@ -198,12 +218,6 @@ def _unwrap(session: TokenSession, wrapping: int, wrapped: bytes, template: Temp
         if error.answer in LOST_SESSION | LOST_KEY:
             raise
         raise UnwrapRejected(f"the token refused to unwrap: {error.answer}") from error
-
-
-def _sealing_key(session: TokenSession, name: KeyName) -> int:
-    if KEYS[name].mechanism is not Mechanism.AES_GCM:
-        raise KeyNotFound(f"{name} is not a key for this")
-    return int(session.key(name.value, ObjectClass.SECRET_KEY).handle)
 
 
 def _seal(session: TokenSession, key: int, aad: bytes, address: int, length: int) -> bytes:

@@ -22,12 +22,13 @@ Template = Mapping[Attribute, Value]
 GCM_NONCE, GCM_TAG = 12, 16
 
 # Places in CK_FUNCTION_LIST, counted after its version field.
-_INITIALIZE, _INIT_TOKEN, _INIT_PIN, _LOGIN, _LOGOUT = 0, 9, 10, 18, 19
+_INIT_TOKEN, _INIT_PIN, _SESSION_INFO, _LOGIN, _LOGOUT = 9, 10, 15, 18, 19
 _COPY, _DESTROY, _GET_ATTRIBUTE, _SET_ATTRIBUTE = 21, 22, 24, 25
 _ENCRYPT_INIT, _ENCRYPT, _DECRYPT_INIT, _DECRYPT = 29, 30, 33, 34
 _GENERATE_KEY, _GENERATE_KEY_PAIR, _WRAP_KEY, _UNWRAP_KEY, _GENERATE_RANDOM = 58, 59, 60, 61, 64
 _TABLE_OFFSET = 8  # CK_VERSION, padded to a pointer
 _OS_LOCKING_OK = 2
+_RW_USER = 3  # CKS_RW_USER_FUNCTIONS
 _UNAVAILABLE = c_ulong(-1).value
 
 
@@ -48,6 +49,10 @@ class _GcmParameters(Structure):
 
 class _Attribute(Structure):
     _fields_ = (("type", c_ulong), ("value", c_void_p), ("length", c_ulong))
+
+
+class _SessionInfo(Structure):
+    _fields_ = (("slot", c_ulong), ("state", c_ulong), ("flags", c_ulong), ("device_error", c_ulong))
 
 
 class _InitializeArguments(Structure):
@@ -160,6 +165,12 @@ class RawCalls:
     def logout(self, session: int) -> None:
         """C_Logout: private session objects of the process are gone after it; public ones stay."""
         self._call(_LOGOUT, "C_Logout", c_ulong(session))
+
+    def is_users(self, session: int) -> bool:
+        """C_GetSessionInfo: whether the session is the logged-in user's, read-write."""
+        info = _SessionInfo()
+        self._call(_SESSION_INFO, "C_GetSessionInfo", c_ulong(session), byref(info))
+        return bool(info.state == _RW_USER)
 
     # Objects
 

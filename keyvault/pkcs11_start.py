@@ -123,9 +123,8 @@ class TokenSession:
             self._keys[name] = found[0]
         return self._keys[name]
 
-    def sign(self, label: str, kind: ObjectClass, mechanism: Mechanism, data: bytes) -> bytes:
-        """C_Sign with the key of this name."""
-        key = self.key(label, kind)
+    def sign(self, key: Any, mechanism: Mechanism, data: bytes) -> bytes:
+        """C_Sign with a key that `key` found."""
         with answers("C_Sign"):
             return bytes(key.sign(data, mechanism=pkcs11.Mechanism(mechanism)))
 
@@ -184,6 +183,13 @@ class Token:
             raise HsmUnavailable("the token was opened before a fork: spawn the process and open it there")
         return self._module.session(self._token)
 
+    def _logged_in_session(self) -> TokenSession:
+        session = self.open_session()
+        if not session.calls.is_users(session.handle):
+            session.close()
+            raise HsmUnavailable("the login is lost; one login is tried per start: start again")
+        return session
+
     def run(self, operation: Callable[[TokenSession], Result]) -> Result:
         """Run one operation on a borrowed session; raises what it raises.
 
@@ -210,7 +216,7 @@ class Token:
             free = self._free.get(timeout=self._wait_s)
         except queue.Empty:
             raise HsmUnavailable(f"every session of the token was busy for {self._wait_s} s") from None
-        place = _Place(self.open_session, free)
+        place = _Place(self._logged_in_session, free)
         try:
             yield place
         finally:

@@ -21,8 +21,11 @@ TRUE, FALSE = b"\x01", b"\x00"
 _KEPT_INSIDE = ((Attribute.SENSITIVE, TRUE), (Attribute.EXTRACTABLE, FALSE), (Attribute.MODIFIABLE, FALSE))
 
 
-def audit(session: TokenSession, masters: Sequence[RingMaster]) -> None:
-    """Raise PromiseBroken unless the TRUSTED objects are exactly `masters`, each as made, and no name stands twice."""
+def audit(session: TokenSession, masters: Sequence[RingMaster]) -> frozenset[str]:
+    """The names of the keys in the token.
+
+    Raises PromiseBroken unless the TRUSTED objects are exactly `masters`, each as made, and no name stands twice.
+    """
     trusted = session.find({Attribute.TRUSTED: True})
     found = Counter(_text(session, key, Attribute.LABEL) for key in trusted)
     expected = {master.label for master in masters}
@@ -31,7 +34,7 @@ def audit(session: TokenSession, masters: Sequence[RingMaster]) -> None:
         raise PromiseBroken(f"TRUSTED objects are {sorted(found)}, expected {sorted(expected)}: no other may export a voice's key")
     for key in trusted:
         _audit_master(session, key)
-    _audit_names(session, expected)
+    return _audit_names(session, expected)
 
 
 def _audit_master(session: TokenSession, key: int) -> None:
@@ -50,7 +53,7 @@ def _audit_master(session: TokenSession, key: int) -> None:
             raise PromiseBroken(f"{label} does not have {attribute.name} as its template says")
 
 
-def _audit_names(session: TokenSession, masters: set[str]) -> None:
+def _audit_names(session: TokenSession, masters: set[str]) -> frozenset[str]:
     """Every key under one of our names: one only, and none that could leave or be changed."""
     names = {name.value for name in KEYS} | masters
     found: Counter[str] = Counter()
@@ -72,6 +75,7 @@ def _audit_names(session: TokenSession, masters: set[str]) -> None:
             if weak:
                 raise PromiseBroken(f"{label} could leave the token or be changed: {', '.join(weak)}")
     _require_single(found)
+    return frozenset(found)
 
 
 def _require_single(found: Counter[str]) -> None:
