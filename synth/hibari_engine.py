@@ -19,7 +19,7 @@ from synth import bands, conditioning
 from synth.colour import SCRATCH_BYTES, Colour, keep_below_full_scale
 from synth.conditioning import Conditioning
 from synth.engine import Samples, Scratch
-from synth.errors import SpeedRefused, SynthError
+from synth.errors import SpeedRefused, SynthError, Unspeakable
 from synth.models import SHIPPED, load_manifest, require_one_runtime
 from synth.phones import Phones, open_session
 from synth.text import FrontEnd, Script, Sentence, Word, read
@@ -78,7 +78,11 @@ class HibariEngine:
         return read(text, self._front)
 
     def _words(self, sentence: str) -> list[Word]:
-        tokens = self._g2p.phonemize_tokens(self._g2p.tokenize(normalize(sentence)))
+        try:
+            tokens = self._g2p.phonemize_tokens(self._g2p.tokenize(normalize(sentence)))
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            # Without its cause: the foreign message may quote the text.
+            raise Unspeakable("a sentence of this text cannot be read") from None
         return [Word(token.text, token.phonemes or "", bool(token.whitespace)) for token in tokens]
 
     def measure(self, samples: Samples, out: Array, scratch: Scratch) -> None:  # noqa: ARG002 — everything is computed in `out`

@@ -15,7 +15,9 @@ from synth.errors import EmptyInput, TextTooLong, Unspeakable
 MAX_CHARACTERS = 4096
 MAX_TOKENS = 400  # one run of the model; longer sentences are cut at clauses, else between words
 _LONGEST_LETTERS = 24  # the spelling net hears no more of one word
+_LONGEST_NUMBER = 24  # the front end has no words for more than 36 digits
 _LONGEST_RUN = 48  # without a space
+_MOST_PARTS = 16  # letters, digits and signs by turns without a space: reading takes the third power of them
 _SYMBOLS = frozenset("%&+@=<>~°¢§¶±×÷©→½¼¾²³µ^#/$£€¥₹₩|№")
 _TYPOGRAPHIC = frozenset("`´¨¸|_•·")
 _APOSTROPHES = str.maketrans({"ʻ": "'", "ʼ": "'", "′": "'"})
@@ -122,7 +124,7 @@ def _spelling(char: str, letters: frozenset[str]) -> str | None:
     if digit is not None:
         return str(digit)
     parts = "".join(part for part in unicodedata.normalize("NFKD", char) if not unicodedata.combining(part))
-    return parts if parts and all(_voiceable(part, letters) for part in parts) else None
+    return parts if parts.strip() and all(_voiceable(part, letters) for part in parts) else None
 
 
 def _voiceable(char: str, letters: frozenset[str]) -> bool:
@@ -131,16 +133,18 @@ def _voiceable(char: str, letters: frozenset[str]) -> bool:
     if char in _SYMBOLS or char in _TYPOGRAPHIC:
         return True
     if char in letters:
-        # The net has met letters of other scripts, but does not read their words.
-        return unicodedata.name(char, "").startswith("LATIN")
+        # The net has met letters of other scripts, but does not read their words; one that is two in lower case upsets it.
+        return unicodedata.name(char, "").startswith("LATIN") and len(char.lower()) == 1
     return unicodedata.category(char) in ("Ps", "Pe", "Pi", "Pf", "Pd", "Pc") or (
         unicodedata.category(char) == "Po" and char not in "*\\"
     )
 
 
 def _shorten_runs(text: str) -> str:
-    """Put a space into runs that the front end would cut off (letters) or take too long over (anything)."""
+    """Put a space into runs that the front end would cut off (letters), not know (digits) or take long over (anything)."""
     text = re.sub(rf"([^\W\d_]{{{_LONGEST_LETTERS}}})(?=[^\W\d_])", r"\1 ", text)
+    text = re.sub(rf"((?:\d[,.]?){{{_LONGEST_NUMBER}}})(?=\d)", r"\1 ", text)
+    text = re.sub(rf"((?:[^\W\d_]++|\d++|[^\w\s]|_){{{_MOST_PARTS}}})(?=\S)", r"\1 ", text)
     return re.sub(rf"(\S{{{_LONGEST_RUN}}})(?=\S)", _break_run, text)
 
 
