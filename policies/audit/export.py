@@ -51,10 +51,10 @@ def export(
     """
     with database.connect() as connection:
         connection = connection.execution_options(isolation_level="REPEATABLE READ")
-        note = store.last_checkpoint(connection)
-        if note is None:
+        last = store.last_checkpoint(connection)
+        if last is None:
             raise LogEmpty
-        head = _checked(note, key)
+        note, head = last.note, _checked(last.note, key)
         start, end = wanted.start, head.size if wanted.end is None else wanted.end
         if not 0 <= start <= end <= head.size:
             raise RangeRefused(f"entries {start} to {end} of {head.size}")

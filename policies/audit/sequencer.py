@@ -9,11 +9,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import TracebackType
+from typing import Any
 
 from keyvault.database import Database, Transaction
 from policies.audit import store
@@ -48,8 +49,7 @@ class Sequencer:
         self._database, self._key, self._sign, self._last = database, key, sign, last
         self._batch, self._now = batch, now
         self._tree = Frontier()
-        self._published: str | None = None
-        self._published_size = -1
+        self._published: tuple[int, str] | None = None
         self._progress: store.Progress = {}
 
     def __enter__(self) -> Sequencer:
@@ -75,7 +75,7 @@ class Sequencer:
         gaps = tuple(self._count(record) for record in records)
         for record in records:
             self._tree.push(leaf_hash(record.body))
-        signed = self._tree.size != self._published_size
+        signed = self._published is None or self._published[0] != self._tree.size
         if signed:
             self._publish()
         return Step(len(records), self._tree.size, signed, tuple(gap for gap in gaps if gap))
@@ -85,14 +85,16 @@ class Sequencer:
             if not store.occupy_log(transaction):
                 raise LogOccupied
         with self._transaction() as transaction:
-            self._published = store.last_checkpoint(transaction)
-            published, kept = self._checked(self._published, "the database's"), self._checked(self._last.read(), "the kept")
+            self._published = _pair(store.last_checkpoint(transaction))
+            size, note = self._published or (0, None)
+            published, kept = self._checked(note, "the database's"), self._checked(self._last.read(), "the kept")
+            if published and published.size != size:
+                raise AuditDiverged(f"the checkpoint of size {published.size} stands at {size}")
             if published and not kept:
                 raise AuditDiverged("the file of the last checkpoint is missing: without it a restored database goes unnoticed")
             self._read(transaction, [checkpoint for checkpoint in (published, kept) if checkpoint])
-            self._published_size = published.size if published else -1
             # Leaves beyond the checkpoint are not signed yet: they count only as copies of their records.
-            odd = store.first_mismatch(transaction, max(self._published_size, 0))
+            odd = store.first_mismatch(transaction, size)
             if odd:
                 raise AuditDiverged(odd)
             self._progress = store.sequenced(transaction)
@@ -119,7 +121,7 @@ class Sequencer:
         size = store.log_size(transaction)
         if size != self._tree.size:
             raise AuditDiverged(f"{size} leaves where this writer left {self._tree.size}")
-        if store.last_checkpoint(transaction) != self._published:
+        if _pair(store.last_checkpoint(transaction)) != self._published:
             raise AuditDiverged("the last checkpoint is not the one this writer left")
 
     def _count(self, record: store.Record) -> str:
@@ -135,7 +137,7 @@ class Sequencer:
         with self._transaction() as transaction:
             self._require_unchanged(transaction)
             store.add_checkpoint(transaction, self._tree.size, note, self._now())
-        self._published, self._published_size = note, self._tree.size
+        self._published = (self._tree.size, note)
 
     def _checked(self, note: str | None, whose: str) -> Checkpoint | None:
         if note is None:
@@ -154,3 +156,7 @@ class Sequencer:
         # Handing the connection back to the pool would keep the lock: end it instead.
         self._connection.invalidate()
         self._connection.close()
+
+
+def _pair(row: Sequence[Any] | None) -> tuple[int, str] | None:
+    return None if row is None else (row[0], row[1])

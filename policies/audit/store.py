@@ -206,9 +206,10 @@ def log_size(connection: Transaction) -> int:
     return 0 if last is None else int(last) + 1
 
 
-def last_checkpoint(connection: Transaction) -> str | None:
-    """The note of the largest size."""
-    return connection.scalar(select(checkpoints.c.note).order_by(checkpoints.c.size.desc()).limit(1))
+def last_checkpoint(connection: Transaction) -> Row[int, str] | None:
+    """(size, note) of the largest size."""
+    wanted = select(checkpoints.c.size, checkpoints.c.note).order_by(checkpoints.c.size.desc()).limit(1)
+    return connection.execute(wanted).one_or_none()
 
 
 def checkpoint_sizes(connection: Transaction, start: int, end: int) -> Generator[Row[int, str], None, None]:
