@@ -84,6 +84,11 @@ class ProcessFailed(ServiceError):
     code = "process_failed"
     fix = "Read the process's file in the state folder's log/, mend what it names, and start again."
 
+    def __init__(self, message: str, *, fix: str | None = None, cause: str = "process_failed") -> None:
+        super().__init__(message, fix=fix)
+        self.cause = cause
+        """The code of the process's last words."""
+
 
 class RequestRefused(ServiceError):
     """The certificate request does not hold."""
@@ -97,3 +102,22 @@ class StepFailed(ServiceError):
 
     code = "step_failed"
     fix = "Mend what the message names and start again: finished steps are kept."
+
+    def __init__(self, message: str, *, fix: str | None = None, cause: str = "step_failed") -> None:
+        super().__init__(message, fix=fix)
+        self.cause = cause
+        """The code of the error that ended the step."""
+
+
+class ClientNameRefused(ServiceError):
+    """This cannot be a client's name."""
+
+    code = "client_name_refused"
+    fix = "Use 1 to 63 characters of a-z, 0-9, dot, dash and underscore, the first a letter or digit."
+
+
+class ClientExists(ServiceError):
+    """There is a client of this name."""
+
+    code = "client_exists"
+    fix = "Choose another name, or give this client new keys: glottis clients add NAME --replace."

@@ -95,6 +95,10 @@ class Isolation:
     def separate(self) -> bool:
         return not self.reason
 
+    def database_groups(self, *, embedded: bool) -> tuple[int, ...]:
+        """The group through which vault and log reach the embedded database's socket; only root can hand it on."""
+        return (self.database.gid,) if embedded and os.geteuid() == 0 else ()
+
     def describe(self) -> str:
         """One line for `glottis doctor`."""
         if self.separate:

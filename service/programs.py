@@ -74,7 +74,7 @@ def database(postgres: EmbeddedPostgres, password: str) -> Program:
 
 def vaults(settings: Settings, isolation: Isolation, sockets: Sequence[socket.socket]) -> list[Program]:
     """The vault workers, each on a Unix socket of its own."""
-    groups = _database_groups(settings, isolation)
+    groups = isolation.database_groups(embedded=settings.embedded)
     return [
         _worker(settings, "vault", number, isolation.vault, unix, partial(vault_serves, path), groups)
         for number, (unix, path) in enumerate(zip(sockets, settings.vault_sockets, strict=True))
@@ -90,7 +90,7 @@ def log(settings: Settings, isolation: Isolation) -> Program:
 
     argv = [sys.executable, "-P", "-m", "service.log"]
     environ = _ENVIRON | settings.environ(worker="log")
-    groups = _database_groups(settings, isolation)
+    groups = isolation.database_groups(embedded=settings.embedded)
     return Program("log", argv, isolation.log, environ, lambda: time.monotonic() - born[0] > 1.0, groups, before=note_birth)
 
 
@@ -151,11 +151,6 @@ def _worker(
     environ = _ENVIRON | settings.environ(worker=number, listen_fd=descriptor)
     argv = [sys.executable, "-P", "-m", f"service.{part}"]
     return Program(name, argv, account, environ, ready, groups, (descriptor,))
-
-
-def _database_groups(settings: Settings, isolation: Isolation) -> tuple[int, ...]:
-    """The group that may reach the embedded database's socket."""
-    return (isolation.database.gid,) if settings.embedded and os.geteuid() == 0 else ()
 
 
 @contextlib.contextmanager

@@ -19,7 +19,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from keyvault import ceremony, softhsm
-from keyvault.hsm import Hsm, KeyName
+from keyvault.errors import PromiseBroken
+from keyvault.hsm import Hsm, KeyName, RingMaster
+from keyvault.locked import LockedBuffer
 from keyvault.pkcs11_hsm import Pkcs11Hsm
 from keyvault.pkcs11_start import TokenConfig
 from service import certificates
@@ -27,7 +29,7 @@ from service.errors import StepFailed
 from service.isolation import Account, harden_process, start
 from service.logs import configure_logging, last_words
 from service.settings import Secret, Settings
-from service.site import facts_json, module, token_config, token_facts
+from service.site import Site, facts_json, module, token_config, token_facts
 
 _SECONDS = 180.0
 Answer = dict[str, Any]
@@ -48,7 +50,8 @@ def call(settings: Settings, account: Account, step: str, *, groups: Sequence[in
             child.communicate()
     if child.returncode != 0:
         last = last_words(said)
-        raise StepFailed(f"{step}: {last.get('event') or f'ended with {child.returncode}'}", fix=last.get("fix"))
+        reason = last.get("event") or f"ended with {child.returncode}"
+        raise StepFailed(f"{step}: {reason}", fix=last.get("fix"), cause=last.get("code", "step_failed"))
     answer: Answer = json.loads(said.splitlines()[-1])
     return answer
 
@@ -99,11 +102,49 @@ def prepare_schema(_: Settings, *, admin_url: str | None, owner_url: str, passwo
     return {}
 
 
+def register_client(
+    settings: Settings, *, client: str, tenant: str, roles: Sequence[str], cert_sha256: str, jkt: str, replace: bool
+) -> Answer:
+    """Register a client, or give one new keys, together with the log entry that says so."""
+    from service.registration import register
+
+    register(settings, client, tenant, roles, cert_sha256, jkt, replace=replace)
+    return {}
+
+
+def probe_token(settings: Settings, *, name: str) -> Answer:
+    """Open a token as its process would: audit, refusal probes, and for the serving token a real seal, unwrap and open."""
+    site = Site.load(settings.site_file)
+    pin = {"serving": settings.serving_pin, "log": settings.log_pin}.get(name) or Secret(settings.pin_file(name))
+    masters = site.masters if name == "serving" else ()
+    hsm = Pkcs11Hsm.open(token_config(settings, name, site.tokens[name]), pin.read(), expected_masters=masters)
+    try:
+        for master in masters:
+            _seal_and_open(hsm, master)
+        return {"masters": [master.label for master in masters]}
+    finally:
+        hsm.close()
+
+
+def _seal_and_open(hsm: Hsm, master: RingMaster) -> None:
+    with LockedBuffer(4096) as plain, LockedBuffer(4096) as opened:
+        plain.view(0, 32)[:] = 7
+        with hsm.new_dek(master) as dek:
+            sealed = dek.seal(plain, 32, b"glottis doctor")
+            wrapped = dek.wrapped
+        with hsm.open_dek(master, wrapped) as dek:
+            length = dek.open_into(sealed, b"glottis doctor", opened)
+        if length != 32 or bytes(opened.view(0, 32)) != bytes([7]) * 32:
+            raise PromiseBroken(f"{master.label} does not open what it sealed")
+
+
 STEPS: Mapping[str, Callable[..., Answer]] = {
     "make_token": make_token,
     "make_authority": make_authority,
     "issue": issue,
     "prepare_schema": prepare_schema,
+    "register_client": register_client,
+    "probe_token": probe_token,
 }
 
 

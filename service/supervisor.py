@@ -123,7 +123,7 @@ class Supervisor:
         try:
             program.before()
         except ServiceError as error:
-            self._retry(child, str(error), error.mend)
+            self._retry(child, str(error), {"fix": error.mend, "code": error.code})
             return
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_size > LARGEST_LOG:
@@ -149,12 +149,13 @@ class Supervisor:
         last = self._last_words(child)
         reason = last.get("event") or _ending(process.returncode)
         if last.get("code") in NEVER_AGAIN:
-            raise ProcessFailed(f"{child.program.name}: {reason}", fix=last.get("fix"))
-        self._retry(child, reason, last.get("fix"))
+            raise ProcessFailed(f"{child.program.name}: {reason}", fix=last.get("fix"), cause=last["code"])
+        self._retry(child, reason, last)
 
-    def _retry(self, child: _Child, reason: str, fix: str | None) -> None:
+    def _retry(self, child: _Child, reason: str, last: Mapping[str, str]) -> None:
         if child.tries >= len(BACKOFF_SECONDS):
-            raise ProcessFailed(f"{child.program.name} ended {child.tries + 1} times: {reason}", fix=fix)
+            said = f"{child.program.name} ended {child.tries + 1} times: {reason}"
+            raise ProcessFailed(said, fix=last.get("fix"), cause=last.get("code", "process_failed"))
         child.next_start = time.monotonic() + BACKOFF_SECONDS[child.tries]
         child.tries += 1
         self._say(f"{child.program.name} ended ({reason}); starting it again")

@@ -1,0 +1,51 @@
+"""Exit codes of every command, in one table, and which error gives which."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import click
+
+
+class Exit(IntEnum):
+    """What a script may rely on."""
+
+    OK = 0
+    LOCAL = 1  # usage, settings, files, this machine
+    HSM = 2  # the HSM does not answer or does not let us in
+    INTEGRITY = 3  # something was changed, or a promise does not hold
+    REFUSED = 4  # a rule forbids it
+    PARTIAL = 5  # done in part
+    CONFLICT = 6  # something else is there already, or changed meanwhile
+    TEMPORARY = 75  # try again (EX_TEMPFAIL of sysexits.h)
+
+
+_HSM = ("hsm_unavailable", "pin_rejected", "call_failed")
+_INTEGRITY = (
+    *("hsm_promise_broken", "record_tampered", "authority_row_tampered", "seal_broken", "unwrap_rejected", "model_refused"),
+    *("audit_tampered", "audit_diverged", "runtime_conflict"),
+)
+_REFUSED = ("denied", "grant_mismatch", "token_expired", "ceremony_refused", "certificate_request_refused")
+_CONFLICT = ("already_running", "port_taken", "row_changed", "client_exists", "log_occupied")
+_TEMPORARY = ("database_unavailable", "audit_unavailable", "busy")
+
+BY_CODE: dict[str, Exit] = {
+    **dict.fromkeys(_HSM, Exit.HSM),
+    **dict.fromkeys(_INTEGRITY, Exit.INTEGRITY),
+    **dict.fromkeys(_REFUSED, Exit.REFUSED),
+    **dict.fromkeys(_CONFLICT, Exit.CONFLICT),
+    **dict.fromkeys(_TEMPORARY, Exit.TEMPORARY),
+}
+"""Error codes; every other known error is LOCAL."""
+
+
+def exit_for(error: BaseException) -> Exit:
+    """The exit code of an error that ended a command; a step or process that failed counts as what ended it."""
+    return BY_CODE.get(str(getattr(error, "cause", getattr(error, "code", ""))), Exit.LOCAL)
+
+
+class Ended(click.exceptions.Exit):
+    """End the command with a code after it has said everything itself."""
+
+    def __init__(self, code: Exit) -> None:
+        super().__init__(int(code))

@@ -1,0 +1,95 @@
+"""`glottis`: one command a file. An error is one message and one line that says what to do, never a traceback."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from service.cli.exits import Exit, exit_for
+
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "up": ("service.cli.up", "Start everything and keep it running; Ctrl-C stops it."),
+    "doctor": ("service.cli.doctor", "Check every part and say how to mend what fails."),
+    "clients": ("service.cli.clients", "Register clients."),
+    "demo": ("service.cli.demo", "Run the main job on real speech, with attacks that are refused."),
+}
+"""Name, module (whose attribute of that name is the command), and what `--help` says. Loaded only when called."""
+
+
+class Commands(click.Group):
+    """Loads a command's module when it is called: `--help` and `doctor` must not need what `up` needs."""
+
+    def list_commands(self, _: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, _: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, said) for name, (_, said) in COMMANDS.items()])
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="glottis", message="glottis %(version)s")
+def cli() -> None:
+    """Glottis: voiceprints under hardware keys, and speech that proves it may.
+
+    Settings are GLOTTIS_ variables, each with a working default. Exit codes: 0 ok, 1 usage or this machine, 2 HSM,
+    3 integrity, 4 refused, 5 partial, 6 conflict, 75 try again.
+    """
+
+
+def main() -> None:
+    """Entry point of the program."""
+    try:
+        code = cli.main(prog_name="glottis", standalone_mode=False)
+    except click.exceptions.Abort:
+        code = 128 + 2
+    except KeyboardInterrupt:
+        code = 128 + 2
+    except click.ClickException as error:
+        error.show()
+        code = int(Exit.LOCAL)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = int(Exit.LOCAL)
+    except Exception as error:  # noqa: BLE001 — the last door: whatever it is, the user reads one message
+        code = _report(error)
+    sys.exit(code if isinstance(code, int) else int(Exit.OK))
+
+
+def say_json(facts: Mapping[str, Any]) -> None:
+    """Print facts as one JSON object."""
+    click.echo(json.dumps(facts, indent=2, sort_keys=False))
+
+
+def _report(error: Exception) -> Exit:
+    """One message and one mend on standard error."""
+    if hasattr(error, "code"):
+        click.echo(f"glottis: {error} [{error.code}]", err=True)
+        mend = getattr(error, "mend", None) or getattr(error, "fix", None)
+        if mend:
+            click.echo(f"  To mend it: {mend}", err=True)
+        return exit_for(error)
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else "an unknown place"
+    click.echo(f"glottis: unexpected {type(error).__name__} in {where}: {error}", err=True)
+    click.echo("  To mend it: run `glottis doctor`; if it finds nothing, report this line.", err=True)
+    return Exit.LOCAL
+
+
+if __name__ == "__main__":
+    main()
