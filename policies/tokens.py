@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
@@ -41,6 +41,7 @@ _BY_PURPOSE: Mapping[Purpose, frozenset[str]] = {
 }
 _SHA256_HEX = re.compile(r"[0-9a-f]{64}")
 _SHA256_BASE64URL = re.compile(r"[A-Za-z0-9_-]{43}")
+Value = TypeVar("Value")
 _ES256 = ECAlgorithm(ECAlgorithm.SHA256, SECP256R1)
 
 
@@ -136,11 +137,11 @@ class TokenVerifier:
             tenant=jws.text(claims["tenant"], "tenant"),
             client_id=client_id,
             purpose=purpose,
-            voice=_uuid(claims.get("voice")),
-            key=_key_ref(claims.get("vkey")),
-            consent=_uuid(claims.get("consent")),
-            text_sha256=_text_hash(claims.get("text_sha256")),
-            max_chars=None if "max_chars" not in claims else jws.whole(claims["max_chars"], "max_chars"),
+            voice=_optional(claims, "voice", _uuid),
+            key=_optional(claims, "vkey", _key_ref),
+            consent=_optional(claims, "consent", _uuid),
+            text_sha256=_optional(claims, "text_sha256", _text_hash),
+            max_chars=_optional(claims, "max_chars", lambda value: jws.whole(value, "max_chars")),
             x5t_s256=x5t_s256,
             jkt=jkt,
             issued_at=issued_at,
@@ -223,33 +224,29 @@ def _confirmation(cnf: Any) -> tuple[str, str]:
     return cnf["x5t#S256"], cnf["jkt"]
 
 
-def _uuid(value: Any) -> UUID | None:
-    if value is None:
-        return None
+def _optional(claims: Mapping[str, Any], name: str, read: Callable[[Any], Value]) -> Value | None:
+    """None for a claim that is absent, which `_check_members` allowed; a null is a value, and refused as such."""
+    return read(claims[name]) if name in claims else None
+
+
+def _uuid(value: Any) -> UUID:
     if not isinstance(value, str) or str(UUID(value)) != value:
         raise ValueError("not a UUID in its usual spelling")
     return UUID(value)
 
 
-def _key_ref(value: Any) -> KeyRef | None:
-    if value is None:
-        return None
+def _key_ref(value: Any) -> KeyRef:
     if not isinstance(value, dict) or value.keys() != {"id", "version", "ring", "ring_version"}:
         raise ValueError("vkey members")
-    identity = _uuid(value["id"])
-    if identity is None:
-        raise ValueError("vkey without an id")
     return KeyRef(
-        identity,
+        _uuid(value["id"]),
         jws.whole(value["version"], "version"),
         jws.text(value["ring"], "ring"),
         jws.whole(value["ring_version"], "ring_version"),
     )
 
 
-def _text_hash(value: Any) -> str | None:
-    if value is None:
-        return None
+def _text_hash(value: Any) -> str:
     if not isinstance(value, str) or not _SHA256_HEX.fullmatch(value):
         raise ValueError("text_sha256 is not a SHA-256 in hex")
     return value
