@@ -6,7 +6,6 @@ import ctypes
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from keyvault.errors import CallFailed, HsmUnavailable, KeyNotFound, SealBroken, UnwrapRejected
 from keyvault.hsm import KeyName, NewDek, OpenDek, RingMaster
@@ -112,7 +111,9 @@ class Pkcs11Hsm:
 
     def _sign(self, name: KeyName, data: bytes, *mechanisms: Mechanism) -> bytes:
         plan = self._plan(name, *mechanisms)
-        return self._token.run(lambda session: session.sign(_known(session, name.value, plan.kind), plan.mechanism, data))
+        return self._token.run(
+            lambda session: session.calls.sign(session.handle, _known(session, name.value, plan.kind), plan.mechanism, data)
+        )
 
     def public_key(self, key: KeyName) -> bytes:
         self._plan(key, Mechanism.ECDSA, Mechanism.EDDSA)
@@ -125,7 +126,7 @@ class Pkcs11Hsm:
         source = ctypes.c_char_p(plaintext)
         address = ctypes.cast(source, ctypes.c_void_p).value or 0
         return self._token.run(
-            lambda session: _seal(session, _handle(session, key.value), aad, address, len(plaintext)),
+            lambda session: _seal(session, _known(session, key.value), aad, address, len(plaintext)),
         )
 
     def unseal(self, key: KeyName, sealed: bytes, aad: bytes) -> bytes:
@@ -135,7 +136,7 @@ class Pkcs11Hsm:
             raise SealBroken("sealed data is too short")
         target = (ctypes.c_ubyte * length)()
         address = ctypes.addressof(target)
-        self._token.run(lambda session: _open(session, _handle(session, key.value), sealed, aad, address, length))
+        self._token.run(lambda session: _open(session, _known(session, key.value), sealed, aad, address, length))
         return bytes(target)
 
     def random(self, length: int) -> bytes:
@@ -191,11 +192,11 @@ class _OpenDek:
 def public_key(session: TokenSession, name: KeyName) -> bytes:
     """SubjectPublicKeyInfo (DER) of a signing key's public half. Raises KeyNotFound."""
     key = session.key(name.value, ObjectClass.PUBLIC_KEY)
-    point = session.calls.read(session.handle, int(key.handle), Attribute.EC_POINT)[2:]  # an OCTET STRING of under 128 bytes
+    point = session.calls.read(session.handle, key, Attribute.EC_POINT)[2:]  # an OCTET STRING of under 128 bytes
     return (_SPKI_ED25519 if KEYS[name].mechanism is Mechanism.EDDSA else _SPKI_P256) + point
 
 
-def _known(session: TokenSession, label: str, kind: ObjectClass, *, trusted: bool = False) -> Any:
+def _known(session: TokenSession, label: str, kind: ObjectClass = ObjectClass.SECRET_KEY, *, trusted: bool = False) -> int:
     """The key of this name, which was there at start: that it is gone is the token's fault, not the caller's."""
     try:
         return session.key(label, kind, trusted=trusted)
@@ -203,12 +204,8 @@ def _known(session: TokenSession, label: str, kind: ObjectClass, *, trusted: boo
         raise HsmUnavailable(f"{label} was in the token at start and is gone") from error
 
 
-def _handle(session: TokenSession, label: str) -> int:
-    return int(_known(session, label, ObjectClass.SECRET_KEY).handle)
-
-
 def _master(session: TokenSession, master: RingMaster) -> int:
-    return int(_known(session, master.label, ObjectClass.SECRET_KEY, trusted=True).handle)
+    return _known(session, master.label, trusted=True)
 
 
 def _unwrap(session: TokenSession, wrapping: int, wrapped: bytes, template: Template) -> int:

@@ -23,8 +23,8 @@ GCM_NONCE, GCM_TAG = 12, 16
 
 # Places in CK_FUNCTION_LIST, counted after its version field.
 _INIT_TOKEN, _INIT_PIN, _SESSION_INFO, _LOGIN, _LOGOUT = 9, 10, 15, 18, 19
-_COPY, _DESTROY, _GET_ATTRIBUTE, _SET_ATTRIBUTE = 21, 22, 24, 25
-_ENCRYPT_INIT, _ENCRYPT, _DECRYPT_INIT, _DECRYPT = 29, 30, 33, 34
+_COPY, _DESTROY, _GET_ATTRIBUTE, _SET_ATTRIBUTE, _FIND_INIT, _FIND, _FIND_FINAL = 21, 22, 24, 25, 26, 27, 28
+_ENCRYPT_INIT, _ENCRYPT, _DECRYPT_INIT, _DECRYPT, _SIGN_INIT, _SIGN = 29, 30, 33, 34, 42, 43
 _GENERATE_KEY, _GENERATE_KEY_PAIR, _WRAP_KEY, _UNWRAP_KEY, _GENERATE_RANDOM = 58, 59, 60, 61, 64
 _TABLE_OFFSET = 8  # CK_VERSION, padded to a pointer
 _OS_LOCKING_OK = 2
@@ -174,6 +174,20 @@ class RawCalls:
 
     # Objects
 
+    def find(self, session: int, template: Template) -> list[int]:
+        """C_FindObjects to the end: a search left open would block the session's next one."""
+        encoded, batch, count = _Encoded(template), (c_ulong * 64)(), c_ulong()
+        self._call(_FIND_INIT, "C_FindObjectsInit", c_ulong(session), encoded.array, c_ulong(encoded.count))
+        found: list[int] = []
+        try:
+            while True:
+                self._call(_FIND, "C_FindObjects", c_ulong(session), batch, c_ulong(len(batch)), byref(count))
+                found += batch[: count.value]
+                if count.value == 0:
+                    return found
+        finally:
+            self._call(_FIND_FINAL, "C_FindObjectsFinal", c_ulong(session))
+
     def read(self, session: int, key: int, attribute: Attribute) -> bytes:
         """C_GetAttributeValue of one attribute, as the module's own bytes."""
         one = _Attribute(attribute, None, 0)
@@ -243,6 +257,13 @@ class RawCalls:
         out = (c_ubyte * length)()
         self._call(_GENERATE_RANDOM, "C_GenerateRandom", c_ulong(session), out, c_ulong(length))
         return bytes(out)
+
+    def sign(self, session: int, key: int, mechanism: Mechanism, data: bytes) -> bytes:
+        """C_Sign: a MAC or signature of up to 64 bytes."""
+        how, out, length = _Mechanism(mechanism, None, 0), (c_ubyte * 64)(), c_ulong(64)
+        self._call(_SIGN_INIT, "C_SignInit", c_ulong(session), byref(how), c_ulong(key))
+        self._call(_SIGN, "C_Sign", c_ulong(session), c_char_p(data), c_ulong(len(data)), out, byref(length))
+        return bytes(out)[: length.value]
 
     def may_decrypt(self, session: int, key: int, mechanism: Mechanism) -> None:
         """C_DecryptInit alone: raises CallFailed where the key may not decrypt. Use a session that is closed afterwards."""

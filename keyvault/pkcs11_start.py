@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import pkcs11
 
 from keyvault.errors import CallFailed, HsmUnavailable, KeyNotFound, PinRejected, PromiseBroken
-from keyvault.pkcs11_names import LOST_KEY, LOST_SESSION, Answer, Attribute, Mechanism, ObjectClass, Role
+from keyvault.pkcs11_names import LOST_KEY, LOST_SESSION, Answer, Attribute, ObjectClass, Role
 from keyvault.pkcs11_raw import RawCalls, Template
 
 Result = TypeVar("Result")
@@ -102,31 +102,25 @@ class TokenSession:
         self.calls = calls
         self.handle = int(session.handle)
         self._session = session
-        self._keys: dict[tuple[str, ObjectClass, bool], Any] = {}
+        self._keys: dict[tuple[str, ObjectClass, bool], int] = {}
 
     def find(self, template: Template) -> list[int]:
         """Handles of every object that matches all of `template`."""
-        return [int(found.handle) for found in self._search(template)]
+        return self.calls.find(self.handle, template)
 
-    def key(self, label: str, kind: ObjectClass, *, trusted: bool = False) -> Any:
+    def key(self, label: str, kind: ObjectClass, *, trusted: bool = False) -> int:
         """The one key of this name. Raises KeyNotFound, and PromiseBroken where two stand under one name."""
         name = (label, kind, trusted)
         if name not in self._keys:
-            template: dict[Attribute, Any] = {Attribute.CLASS: kind, Attribute.LABEL: label}
-            found = self._search(template)
+            found = self.find({Attribute.CLASS: kind, Attribute.LABEL: label})
             if not found:
                 raise KeyNotFound(f"the token holds no key {label!r}")
             if len(found) > 1:
                 raise PromiseBroken(f"{len(found)} keys stand under the one name {label!r}")
-            if trusted and self.calls.read(self.handle, int(found[0].handle), Attribute.TRUSTED) != b"\x01":
+            if trusted and self.calls.read(self.handle, found[0], Attribute.TRUSTED) != b"\x01":
                 raise PromiseBroken(f"{label!r} is not TRUSTED: it was not made by the security officer")
             self._keys[name] = found[0]
         return self._keys[name]
-
-    def sign(self, key: Any, mechanism: Mechanism, data: bytes) -> bytes:
-        """C_Sign with a key that `key` found."""
-        with answers("C_Sign"):
-            return bytes(key.sign(data, mechanism=pkcs11.Mechanism(mechanism)))
 
     def forget_keys(self) -> None:
         """Find every key again when it is next used."""
@@ -136,11 +130,6 @@ class TokenSession:
         """C_CloseSession; session objects made in it are gone."""
         with answers("C_CloseSession"):
             self._session.close()
-
-    def _search(self, template: Template) -> list[Any]:
-        with answers("C_FindObjects"):
-            # Read to the end at once: a search left open blocks the session's next one.
-            return list(self._session.get_objects({pkcs11.Attribute(name): value for name, value in template.items()}))
 
 
 class Token:

@@ -91,7 +91,7 @@ def _text(session: TokenSession, key: int, attribute: Attribute) -> str:
 def probe(session: TokenSession, master: RingMaster) -> None:
     """Raise PromiseBroken if the module allows, for this master, what must be refused. Leaves no key behind."""
     calls, handle = session.calls, session.handle
-    key = int(session.key(master.label, ObjectClass.SECRET_KEY, trusted=True).handle)
+    key = session.key(master.label, ObjectClass.SECRET_KEY, trusted=True)
     dek = calls.generate_key(handle, Mechanism.AES_KEY_GEN, DEK_SEALING)
     own = calls.generate_key(handle, Mechanism.AES_KEY_GEN, _OWN_WRAPPING_KEY)
     try:
