@@ -14,7 +14,7 @@ from uuid import UUID
 from keyvault.approvals import Approval, Operation
 from keyvault.sync.roster import Roster
 from keyvault.sync.signatures import Sign, Verify
-from keyvault.sync.table import Record, Records, merkle_root, table_root
+from keyvault.sync.table import Records, merkle_root, table_root
 from keyvault.sync.wire import Statement, is_digest, require
 
 NONCE = 32
@@ -244,6 +244,14 @@ class Certificate(Statement):
     def __post_init__(self) -> None:
         require((self.proposal is None) == (not self.endorsements) == bool(self.ballots), "an epoch is closed or void")
 
+    @property
+    def head(self) -> bytes:
+        """The head that the epoch gets. Raises StatementMalformed if a ballot is none."""
+        if self.proposal:
+            return self.proposal.manifest.digest
+        ballots = tuple(Ballot.decode(signed.statement) for signed in self.ballots)
+        return void_head(ballots[0].previous, ballots[0].epoch, ballots)
+
 
 @dataclass(frozen=True)
 class DekRecord(Statement):
@@ -299,16 +307,3 @@ def batch_root(records: tuple[DekRecord, ...]) -> bytes:
     order = [(record.dek_id, record.version) for record in records]
     require(bool(order) and order == sorted(set(order)), "a batch is sorted by key id and version, each once")
     return merkle_root([record.encode() for record in records])
-
-
-def proved_names(manifest: Manifest, new: Records, records: Records, sites: tuple[str, ...]) -> tuple[str, ...]:
-    """Versions that this transaction proves in both directions: new ones, and repaired ones that every site still holds."""
-    if len(sites) == 1 or manifest.op.by_officers:
-        return ()
-    repaired = {record.name for record in records if record.name in manifest.repairs and _whole(record, sites)}
-    fresh = {record.name for record in new}
-    return tuple(record.name for record in records if record.name in fresh | repaired)
-
-
-def _whole(record: Record, sites: tuple[str, ...]) -> bool:
-    return set(record.holders) == set(sites) and record.state != "destroyed"

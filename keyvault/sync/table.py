@@ -7,7 +7,7 @@ was wrapped before; nothing comes back from them. A record never leaves the tabl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from hashlib import sha256
 
@@ -127,8 +127,6 @@ def _check_change(before: Record, after: Record, proved: frozenset[str]) -> None
         raise SyncRefused(f"{after.name} may not go from {before.state} to {after.state}")
     if not set(after.holders) <= set(before.holders) and after.name not in proved:
         raise SyncRefused(f"{after.name} gains a holder that has proved nothing")
-    if before.state is KeyState.DESTROYED and before.holders != after.holders:
-        raise SyncRefused(f"{after.name} is destroyed: nobody gains or loses it")
 
 
 def new_records(before: Records, after: Records) -> Records:
@@ -137,12 +135,14 @@ def new_records(before: Records, after: Records) -> Records:
     return tuple(record for record in after if record.name not in known)
 
 
-def without_site(records: Records, sites: Sequence[str]) -> Records:
-    """The table once only `sites` are left: a version that not all of them hold opens what it wrapped, and wraps no more."""
-    return tuple(_left(record, tuple(sorted(set(record.holders) & set(sites))), sites) for record in records)
+def with_sites(records: Records, kept: Sequence[str], sites: Sequence[str]) -> Records:
+    """The table once the cluster is `sites`, of which `kept` were members before and still are the same HSMs.
+
+    A version that not every site holds goes on opening what it wrapped and wraps nothing more.
+    """
+    return tuple(_held_by(record, tuple(sorted(set(record.holders) & set(kept))), sites) for record in records)
 
 
-def _left(record: Record, holders: tuple[str, ...], sites: Sequence[str]) -> Record:
+def _held_by(record: Record, holders: tuple[str, ...], sites: Sequence[str]) -> Record:
     lost = record.state in _NEEDS_EVERY_SITE and set(holders) != set(sites)
-    state = KeyState.DEACTIVATED if lost else record.state
-    return Record(record.key_id, record.version, state, record.algorithm, record.attributes, holders)
+    return replace(record, holders=holders, state=KeyState.DEACTIVATED if lost else record.state)

@@ -45,7 +45,8 @@ class Statement:
         """The value of these bytes. Raises StatementMalformed unless they are exactly what `encode` writes."""
         if len(data) > MAX_BYTES:
             raise StatementMalformed("a statement is larger than 4 MiB")
-        hints = _hints(cls)
+        this: Any = cls
+        hints = _hints(this)
         parts = _parts(data, cls.DOMAIN)
         if len(parts) != len(hints):
             raise StatementMalformed(f"a {cls.DOMAIN} statement has {len(hints)} fields")
@@ -78,7 +79,7 @@ def is_digest(value: bytes, *, empty: bool = False) -> bool:
 
 
 @cache
-def _hints(cls: type[Statement]) -> tuple[Any, ...]:
+def _hints(cls: Any) -> tuple[Any, ...]:
     hints = get_type_hints(cls)
     return tuple(hints[field.name] for field in fields(cls))
 
