@@ -165,7 +165,7 @@ def _readiness(database: Database, hsm: Hsm) -> Readiness:
     master = hsm.masters()[-1]
     aad = canonical("canary")
     with LockedBuffer(64) as buffer, hsm.new_dek(master) as dek:
-        buffer.array(32)[:] = 1.0
+        buffer.view(0, 32)[:] = 1
         wrapped, sealed = dek.wrapped, dek.seal(buffer, 32, aad)
 
     def unwraps() -> None:

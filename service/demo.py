@@ -1,0 +1,209 @@
+"""The main job, start to end, on real speech: `glottis demo`.
+
+Everything runs as in production, in a state folder of its own that is deleted at the end: embedded Postgres, three SoftHSM
+tokens, edge, vault and log under `glottis up`. Nothing here reaches into the processes; it calls the API like anybody else,
+and writes to the database only where it plays an attacker who can.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import wave
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from service import clients
+from service.audit_bundles import export_bundle, verify_bundle
+from service.client import VoiceClient
+from service.demo_attacks import DemoFailed, Scene, all_attacks, reachable, refusal
+from service.errors import ServiceError
+from service.isolation import establish
+from service.settings import Settings
+from service.site import Site
+from service.transcript import Transcript
+
+SPEECH = Path(__file__).parent.parent / "examples" / "speech"
+SPEAKER, ANOTHER = "1998", "2033"
+TEXT = "My voice is my own. It opens only for the key."
+_START_S, _STOP_S = 60.0, 15.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the demo works with: recordings, and where the finished speech goes."""
+
+    speech: Path
+    out: Path
+
+    def recordings(self, speaker: str) -> list[bytes]:
+        found = sorted((self.speech / speaker).glob("*.flac"))
+        if len(found) < 4:
+            raise DemoFailed(f"{self.speech / speaker} holds {len(found)} recordings", fix="Name the folder with --speech.")
+        return [path.read_bytes() for path in found]
+
+
+def run(plan: Plan, transcript: Transcript) -> None:
+    """Run the demo. Raises ServiceError where a step does not hold; leaves no process and no state folder."""
+    plan.recordings(SPEAKER)
+    plan.out.mkdir(parents=True, exist_ok=True)
+    with _state_folder() as folder:
+        settings = Settings.load({"GLOTTIS_STATE_DIR": str(folder), "GLOTTIS_PORT": str(_free_port())})
+        with _started(settings, transcript):
+            _main_job(settings, plan, transcript)
+    transcript.fact(f"Everything held, in {transcript.seconds:.0f} s. Listen to {plan.out / 'speech.wav'}.")
+
+
+def _main_job(settings: Settings, plan: Plan, transcript: Transcript) -> None:
+    with transcript.step("Two clients registered: certificate from the officer token's CA, DPoP key of their own"):
+        honest, other = (
+            VoiceClient.from_folder(clients.add(settings, name, tenant="demo", roles=clients.ALL_ROLES))
+            for name in ("studio", "rival")
+        )
+    with honest, other:
+        with transcript.step(f"LibriSpeech speaker {SPEAKER} enrolled over mutual TLS 1.3, with a consent record"):
+            scene = _enrolled(settings, honest, other, plan, transcript)
+        with transcript.step("Verified: another utterance of the speaker, and another speaker"):
+            _verified(scene, plan)
+        with transcript.step("A sentence spoken in the voice's colour, under a token that is bound to keys, voice and text"):
+            _spoken(scene, plan)
+        with transcript.step("Attacks"):
+            all_attacks(scene)
+    with transcript.step("The audit log, exported and verified by the stand-alone verifier against a pinned fingerprint"):
+        _audited(settings, plan, transcript)
+
+
+def _enrolled(settings: Settings, honest: VoiceClient, other: VoiceClient, plan: Plan, transcript: Transcript) -> Scene:
+    expiry = (datetime.now(UTC) + timedelta(days=30)).isoformat()
+    voices, consents = [], []
+    for speaker in (SPEAKER, ANOTHER):
+        consent = honest.record_consent(
+            f"LibriSpeech speaker {speaker}", ["speak", "compare"], expiry, "CC BY 4.0 recording, used for this demonstration"
+        )
+        voice = honest.enrol(f"speaker {speaker}", plan.recordings(speaker)[:3], consent["id"])
+        voices.append(voice["id"])
+        consents.append(consent["id"])
+        quality = voice["quality"]
+        transcript.fact(
+            f"voice {voice['id']}: {quality['speech_seconds']:.1f} s of speech, {quality['snr_db']:.0f} dB over noise,"
+            f" sealed under key version {voice['key_version']}"
+        )
+    return Scene(settings, honest, other, voices[0], voices[1], consents[0], transcript)
+
+
+def _verified(scene: Scene, plan: Plan) -> None:
+    same, different = plan.recordings(SPEAKER)[3], plan.recordings(ANOTHER)[3]
+    for whose, recording, wanted in (("the speaker", same, "match"), ("another speaker", different, "no_match")):
+        band = scene.honest.verify(scene.voice, recording)
+        scene.transcript.fact(f"{whose}: {band}")
+        if band != wanted:
+            raise DemoFailed(f"{whose} was answered {band}, not {wanted}")
+
+
+def _spoken(scene: Scene, plan: Plan) -> None:
+    audio = scene.honest.speak(scene.voice, TEXT)
+    path = plan.out / "speech.wav"
+    path.write_bytes(audio)
+    with wave.open(str(path)) as file:
+        seconds = file.getnframes() / file.getframerate()
+    scene.transcript.fact(f"{path}: {seconds:.1f} s, SHA-256 {hashlib.sha256(audio).hexdigest()[:16]}…")
+    scene.transcript.fact(f"how near it is to the voiceprint, by the same bands: {scene.honest.verify(scene.voice, audio)}")
+    scene.transcript.fact("(voice colour, not a clone: hibari is coloured by closed-form numbers measured at enrolment)")
+
+
+def _audited(settings: Settings, plan: Plan, transcript: Transcript) -> None:
+    fingerprint = Site.load(settings.site_file).audit_key.fingerprint
+    bundle = plan.out / "audit.jsonl"
+    size = export_bundle(settings, bundle)
+    verdict = verify_bundle(bundle, fingerprint)
+    if not verdict.holds:
+        raise DemoFailed(f"the untouched bundle does not verify: {verdict.said}")
+    transcript.fact(f"{size} entries hold under fingerprint {fingerprint[:16]}…")
+    forged = plan.out / "audit-forged.jsonl"
+    forged.write_bytes(_one_byte_changed(bundle.read_bytes()))
+    verdict = verify_bundle(forged, fingerprint)
+    if verdict.holds or "EDIT" not in verdict.said:
+        raise DemoFailed(f"one changed byte was not named: {verdict.said}")
+    transcript.fact(f"one byte changed: {verdict.said}")
+    refused = verify_bundle(bundle, "0" * 64)
+    if refused.holds:
+        raise DemoFailed("a bundle verified under a fingerprint that is not the log's")
+
+
+def _one_byte_changed(bundle: bytes) -> bytes:
+    """An outcome `denied` rewritten: what somebody with something to hide would change."""
+    lines = bundle.split(b"\n")
+    for number, line in enumerate(lines):
+        if b"denied" in line:
+            lines[number] = line.replace(b"denied", b"denieb", 1)
+            return b"\n".join(lines)
+    raise DemoFailed("the bundle holds no refusal to rewrite")
+
+
+@contextmanager
+def _state_folder() -> Iterator[Path]:
+    """A folder of the demo's own, which the parts' users may enter; its parents stay as they are."""
+    folder = Path(tempfile.mkdtemp(prefix="glottis-demo-"))
+    try:
+        folder.chmod(0o711)
+        yield folder / "state"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def _started(settings: Settings, transcript: Transcript) -> Iterator[None]:
+    """`glottis up` in a process of its own, ready to serve; stopped at the end, whatever happens."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("GLOTTIS_")} | settings.environ()
+    with transcript.step("Bring-up: tokens by a small ceremony, ring master (O1b), CA, certificates, Postgres 18, five processes"):
+        up = subprocess.Popen(
+            [sys.executable, "-P", "-m", "service.cli.main", "up"], env=environ, stdout=subprocess.PIPE, start_new_session=True
+        )
+        try:
+            _await_ready(up)
+        except BaseException:
+            _stop(up)
+            raise
+        transcript.fact(establish(settings.state_dir).describe())
+    try:
+        yield
+    finally:
+        _stop(up)
+
+
+def _await_ready(up: subprocess.Popen[bytes]) -> None:
+    assert up.stdout is not None
+    said = b""
+    for line in up.stdout:
+        said = line
+        if b"serving" in line:
+            return
+    raise DemoFailed(f"glottis up ended: {said.decode(errors='replace').strip()}", fix="Run `glottis doctor`.")
+
+
+def _stop(up: subprocess.Popen[bytes]) -> None:
+    if up.poll() is None:
+        up.send_signal(signal.SIGTERM)
+        try:
+            up.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            up.kill()
+            up.wait()
+    if up.stdout is not None:
+        up.stdout.close()
