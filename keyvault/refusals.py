@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from keyvault.errors import CallFailed, PromiseBroken
 from keyvault.hsm import RingMaster
-from keyvault.pkcs11_names import LOST_SESSION, Attribute, Mechanism, ObjectClass
+from keyvault.pkcs11_names import LOST_SESSION, Attribute, KeyType, Mechanism, ObjectClass
 from keyvault.pkcs11_raw import Template
 from keyvault.pkcs11_start import TokenSession
 from keyvault.templates import AES_BYTES, DEK, DEK_OPENING, DEK_SEALING, KEYS
@@ -159,8 +159,9 @@ def _nothing(_: bytes) -> None:
 
 
 _WEAKER: Mapping[str, Template] = {
-    f"{attribute.name} {value}": {**DEK_OPENING, attribute: value}
+    f"{attribute.name} {value!r}": {**DEK_OPENING, attribute: value}
     for attribute, value in (
+        (Attribute.KEY_TYPE, KeyType.GENERIC_SECRET),
         (Attribute.SENSITIVE, False),
         (Attribute.EXTRACTABLE, False),
         (Attribute.WRAP_WITH_TRUSTED, False),
