@@ -40,10 +40,6 @@ class Installation:
     site: Site
     postgres: EmbeddedPostgres | None
 
-    @property
-    def superuser_password(self) -> str:
-        return _password(Secret(self.settings.superuser_file).read())
-
 
 @contextmanager
 def held(settings: Settings) -> Iterator[None]:
@@ -78,7 +74,7 @@ def prepare(settings: Settings) -> Installation:
     if installation.postgres is None:
         prepare_schema(installation)
     else:
-        with installation.postgres.serving(installation.superuser_password):
+        with installation.postgres.serving(superuser_password(installation.settings)):
             prepare_schema(installation)
     return installation
 
@@ -101,6 +97,11 @@ def embedded_postgres(settings: Settings, isolation: Isolation) -> EmbeddedPostg
     return EmbeddedPostgres(settings.pg_dir, settings.pg_run_dir, isolation.database) if settings.embedded else None
 
 
+def superuser_password(settings: Settings) -> str:
+    """The embedded server's superuser's. Raises SecretRefused."""
+    return str(make_url(Secret(settings.superuser_file).read()).password)
+
+
 def prepare_schema(installation: Installation) -> None:
     """Roles and schema, on a database that answers; each role's URL goes to the file of the user that needs it."""
     settings, isolation = installation.settings, installation.isolation
@@ -108,7 +109,7 @@ def prepare_schema(installation: Installation) -> None:
     admin_url = None
     if installation.postgres is not None:
         owners[OWNER] = ("owner", isolation.officer)
-        admin_url = installation.postgres.url(SUPERUSER, installation.superuser_password, "postgres")
+        admin_url = installation.postgres.url(SUPERUSER, superuser_password(installation.settings), "postgres")
     if all(settings.url_file(name).exists() for name, _ in owners.values()):
         steps.call(settings, isolation.officer, "prepare_schema", admin_url=None, owner_url=settings.owner_url(), passwords={})
         return
@@ -215,9 +216,5 @@ def _postgres(settings: Settings, isolation: Isolation) -> EmbeddedPostgres | No
                 fix=f"Restore it from a backup. To begin with an empty database, move {settings.pg_dir} away.",
             )
         isolation.officer.file(settings.superuser_file, postgres.url(SUPERUSER, new_password(), "postgres") + "\n")
-    postgres.create(_password(Secret(settings.superuser_file).read()))
+    postgres.create(superuser_password(settings))
     return postgres
-
-
-def _password(url: str) -> str:
-    return str(make_url(url).password or "")

@@ -49,6 +49,7 @@ _OPTIONS = {
     "log_timezone": "UTC",
     "timezone": "UTC",
     "restart_after_crash": "on",
+    "io_method": "sync",  # no helper processes: reads are few and small
 }
 
 

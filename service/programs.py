@@ -41,7 +41,7 @@ def running(settings: Settings, say: Callable[[str], None]) -> Iterator[Supervis
     KeyVaultError with what to do; a signal during the start ends the block's start by Stopped. Nothing is left running.
     """
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(_listener(settings))
+        listener = stack.enter_context(listening(settings))
         stack.enter_context(bringup.held(settings))
         installation = bringup.prepare_files(settings)
         sockets = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in settings.vault_sockets]
@@ -51,7 +51,7 @@ def running(settings: Settings, say: Callable[[str], None]) -> Iterator[Supervis
         supervisor = Supervisor(settings.log_dir, say)
         stack.callback(supervisor.stop)
         if installation.postgres is not None:
-            supervisor.start([database(installation.postgres, installation.superuser_password)])
+            supervisor.start([database(installation.postgres, bringup.superuser_password(settings))])
         bringup.prepare_schema(installation)
         supervisor.start([*vaults(settings, installation.isolation, sockets), log(settings, installation.isolation)])
         supervisor.start(edges(settings, installation.isolation, listener))
@@ -154,7 +154,7 @@ def _worker(
 
 
 @contextlib.contextmanager
-def _listener(settings: Settings) -> Iterator[socket.socket]:
+def listening(settings: Settings) -> Iterator[socket.socket]:
     """The TCP socket that the edge serves on. Raises PortTaken."""
     family = socket.AF_INET6 if ":" in settings.bind else socket.AF_INET
     with socket.socket(family) as tcp:

@@ -1,0 +1,152 @@
+"""What `glottis doctor` looks at: each part tried for real, with what was found and how to mend it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
+from typing import Literal
+
+from sqlalchemy import text
+
+from service import bringup, steps
+from service.cli.exits import Exit, exit_for
+from service.errors import AlreadyRunning
+from service.isolation import Account, Isolation, establish
+from service.programs import edge_serves, listening, vault_serves
+from service.schema import check_versions, opened
+from service.settings import Settings
+from service.site import module
+from synth.hibari_engine import HibariEngine
+from synth.models import require_one_runtime
+from voiceprints.models import GE2E, SILERO
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One part: `ok`, worth a `note`, or it `fails`; then `mend` says what to do and `exit` what the command ends with."""
+
+    part: str
+    state: Literal["ok", "note", "fails"]
+    said: str
+    mend: str = ""
+    exit: Exit = Exit.OK
+
+
+def examine(settings: Settings) -> Iterator[Finding]:
+    """Look at every part. Nothing is changed; a database that is down is started for the look, if nobody holds the folder."""
+    yield _try("libraries", _libraries)
+    yield _try("models", _models)
+    yield _try("pkcs11", lambda: str(module(settings)))
+    if not settings.site_file.exists():
+        yield _try("port", lambda: _port_free(settings))
+        yield Finding("state", "note", f"{settings.state_dir} was never started", "Start it once: glottis up")
+        return
+    isolation = establish(settings.state_dir)
+    yield Finding("state", "ok", str(settings.state_dir))
+    yield _isolation(isolation)
+    yield from _tokens(settings, isolation)
+    yield Finding(
+        "sites", "note", "one site: a development roster; a lost token is a lost ring", "Add a second site for production."
+    )
+    yield from _running(settings, isolation)
+
+
+def worst(findings: list[Finding]) -> Exit:
+    """What the command ends with: the gravest of what failed."""
+    order = (Exit.INTEGRITY, Exit.HSM, Exit.CONFLICT, Exit.REFUSED, Exit.LOCAL, Exit.PARTIAL, Exit.TEMPORARY)
+    failed = {finding.exit for finding in findings if finding.state == "fails"}
+    return next((code for code in order if code in failed), Exit.OK)
+
+
+def _try(part: str, look: Callable[[], str]) -> Finding:
+    try:
+        return Finding(part, "ok", look())
+    except Exception as error:  # noqa: BLE001 — a doctor reports whatever is broken, and goes on to the next part
+        mend = getattr(error, "mend", None) or getattr(error, "fix", "")
+        said = str(error) if hasattr(error, "code") else f"{type(error).__name__}: {error}"
+        return Finding(part, "fails", said, str(mend), exit_for(error))
+
+
+def _libraries() -> str:
+    require_one_runtime()
+    return f"glottis {metadata.version('glottis')}, onnxruntime {metadata.version('onnxruntime')}, the only one"
+
+
+def _models() -> str:
+    for model in (GE2E, SILERO):
+        model.read()
+    return f"{GE2E.model_id}, {SILERO.model_id}, {HibariEngine().model_id}: every file has its pinned SHA-256"
+
+
+def _isolation(isolation: Isolation) -> Finding:
+    if isolation.separate:
+        return Finding("isolation", "ok", isolation.describe())
+    mend = "Run `glottis up` as root, from a folder that other users may enter, to give each process its own user."
+    return Finding("isolation", "note", isolation.describe(), mend)
+
+
+def _tokens(settings: Settings, isolation: Isolation) -> Iterator[Finding]:
+    """Each token opened under its user: PIN, audit, probes of what it must refuse, and a real unwrap."""
+    owners = {"serving": isolation.vault, "log": isolation.log, "officer": isolation.officer}
+    for name, owner in owners.items():
+        yield _try(f"token {name}", partial(_token, settings, name, owner))
+
+
+def _token(settings: Settings, name: str, owner: Account) -> str:
+    masters = steps.call(settings, owner, "probe_token", name=name)["masters"]
+    if not masters:
+        return "opens; holds nothing that it should not"
+    return f"opens; refuses every weaker request; sealed, wrapped, unwrapped and opened under {', '.join(masters)}"
+
+
+def _running(settings: Settings, isolation: Isolation) -> Iterator[Finding]:
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(bringup.held(settings))
+        except AlreadyRunning:
+            yield Finding("processes", "ok", "glottis up is running")
+            yield _try("database", lambda: _database(settings))
+            yield from _sockets(settings)
+            return
+        yield Finding("processes", "note", "not running", "Start them: glottis up")
+        yield _try("database", lambda: _database_started(settings, isolation))
+        yield _try("port", lambda: _port_free(settings))
+
+
+def _database_started(settings: Settings, isolation: Isolation) -> str:
+    postgres = bringup.embedded_postgres(settings, isolation)
+    if postgres is None:
+        return _database(settings)
+    with postgres.serving(bringup.superuser_password(settings)):
+        return _database(settings) + " (started for this look)"
+
+
+def _database(settings: Settings) -> str:
+    with opened(settings.owner_url()) as engine, engine.connect() as connection:
+        server, vector = check_versions(connection)
+        step = connection.scalar(text("SELECT version_num FROM alembic_version"))
+    for role in ("vault", "log"):
+        with opened(settings.role_url(role)) as engine, engine.connect() as connection:
+            connection.execute(text("SELECT 1 FROM intent LIMIT 1"))
+    return f"Postgres {server}, pgvector {vector}, schema {step}; vault and log log in"
+
+
+def _sockets(settings: Settings) -> Iterator[Finding]:
+    for path in settings.vault_sockets:
+        serves = vault_serves(path)
+        mend = f"Read {settings.log_dir / path.stem}.log"
+        yield Finding(path.stem, "ok", "ready") if serves else Finding(path.stem, "fails", "is not ready", mend, Exit.TEMPORARY)
+    if edge_serves(settings):
+        yield Finding("edge", "ok", f"serves {settings.public_base_url} over TLS")
+    else:
+        yield Finding(
+            "edge", "fails", f"does not answer on port {settings.port}", f"Read {settings.log_dir}/edge-0.log", Exit.TEMPORARY
+        )
+
+
+def _port_free(settings: Settings) -> str:
+    with listening(settings):
+        return f"{settings.bind} port {settings.port} is free"
