@@ -85,7 +85,7 @@ def decode(upload: bytes, limits: DecodingLimits | None = None) -> Recording:
     return _recording(_answer(upload, limits), limits)
 
 
-def checked(samples: Samples) -> Samples:
+def checked_samples(samples: Samples) -> Samples:
     """The samples, if they are: one axis, finite, near full scale or below. Raises EmptyAudio, InvalidSamples."""
     if samples.ndim != 1 or samples.dtype != np.float32:
         raise InvalidSamples("samples must be one axis of float32")
@@ -108,7 +108,7 @@ def _recording(answer: bytes, limits: DecodingLimits) -> Recording:
     body = memoryview(answer)[line.end() :]
     if count is None or len(body) != int(count) * 4:
         raise DamagedAudio("the decoder's answer is incomplete")
-    samples = checked(np.frombuffer(body, dtype="<f4"))
+    samples = checked_samples(np.frombuffer(body, dtype="<f4"))
     return Recording(samples, first.decode(), second.decode(), int(rate))
 
 

@@ -106,6 +106,13 @@ class EmbeddingInvalid(VoiceprintError):
     fix = "Send another recording; if it lasts, run `glottis doctor`."
 
 
+class ConditioningInvalid(VoiceprintError):
+    """The engine measured values that are not numbers; nothing was stored."""
+
+    code = "conditioning_invalid"
+    fix = "Send another recording; if it lasts, run `glottis doctor`."
+
+
 class ModelRefused(VoiceprintError):
     """A model file is missing, is not the pinned one, or fails its self-test."""
 
@@ -125,6 +132,13 @@ class VoiceprintMissing(VoiceprintError):
 
     code = "voiceprint_missing"
     fix = "Enrol the voice again: its sealed rows are gone."
+
+
+class VoiceprintsUnavailable(VoiceprintError):
+    """The database did not answer; nothing was opened."""
+
+    code = "voiceprints_unavailable"
+    fix = "Retry; if it lasts, check the database with `glottis doctor`."
 
 
 class LockedMemoryExhausted(VoiceprintError):

@@ -1,0 +1,84 @@
+"""The only place where a stored voiceprint is in the clear: inside `with voices.opened(voice, grant)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from keyvault.database import Database
+from keyvault.errors import RecordTampered, SealBroken
+from keyvault.keys import VoiceKeys
+from keyvault.records import KeyRef, WrappedKey
+from policies.errors import GrantMismatch
+from policies.grants import Grant, Purpose
+from voiceprints.embedding import BYTES, SIZE, Vector, checked_embedding
+from voiceprints.memory import LockedMemory, Scratch
+from voiceprints.sealing import count, open_into
+from voiceprints.store import RowKind, SealedRow, VoiceprintStore, reading
+
+SCRATCH_BYTES = 2 << 20
+"""Room for arrays that hold a voice's numbers while it speaks."""
+
+_ALIGNED = 128  # what two views lose to alignment
+_OPENS = frozenset({Purpose.SPEAK, Purpose.COMPARE})
+
+
+@dataclass(frozen=True)
+class OpenVoice:
+    """A voice in the clear, for the length of one `with` block. Every array is a view of one locked buffer.
+
+    `scratch` hands out more views of that buffer. Never copy from any of them; all are zero when the block has ended.
+    """
+
+    key: KeyRef
+    embedding: Vector = field(repr=False)
+    embedding_model: str
+    conditioning: Vector = field(repr=False)
+    conditioning_model: str
+    scratch: Scratch = field(repr=False)
+
+
+class OpenVoices:
+    """Opens voices for granted requests. Safe from any thread."""
+
+    def __init__(self, *, database: Database, keys: VoiceKeys, memory: LockedMemory, clock: Callable[[], float]) -> None:
+        self._database = database
+        self._keys = keys
+        self._memory = memory
+        self._clock = clock
+        self._store = VoiceprintStore()
+
+    @contextmanager
+    def opened(self, voice: UUID, grant: Grant, *, scratch_bytes: int = SCRATCH_BYTES) -> Iterator[OpenVoice]:
+        """Open `voice`, which the grant must name, to speak or to compare. Whatever happens in the block, it is wiped after.
+
+        The key record's MAC is checked_embedding first, the grant again at the moment of C_UnwrapKey. Raises GrantMismatch,
+        GrantExpired, VoiceprintMissing, VoiceprintsUnavailable, LockedMemoryExhausted, and from the key vault RecordTampered,
+        KeyStateForbids, KeyNotFound, UnwrapRejected, SealBroken, HsmUnavailable. Nothing is open then.
+        """
+        if grant.token.purpose not in _OPENS:
+            raise GrantMismatch(f"a grant to {grant.token.purpose} opens no voice")
+        grant.require(grant.token.purpose, voice=voice)
+        tenant = grant.token.tenant
+        embedding, conditioning, key = self._found(tenant, voice)
+        room = BYTES + 4 * count(conditioning) + _ALIGNED + scratch_bytes
+        with self._memory.buffer(room) as buffer:
+            with self._keys.open(key, lambda: grant.recheck(self._clock(), key=key.ref)) as dek:
+                numbers = open_into(dek, embedding, tenant=tenant, voice=voice, kind=RowKind.EMBEDDING, target=buffer)
+                colour = open_into(dek, conditioning, tenant=tenant, voice=voice, kind=RowKind.CONDITIONING, target=buffer)
+            yield OpenVoice(key.ref, checked_embedding(numbers), embedding.model_id, colour, conditioning.model_id, buffer.array)
+
+    def _found(self, tenant: str, voice: UUID) -> tuple[SealedRow, SealedRow, WrappedKey]:
+        with reading(self._database) as transaction:
+            embedding, conditioning = self._store.load(transaction, tenant, voice)
+            key = self._keys.get(transaction, embedding.dek_id)
+        # The key's record is under MAC, the rows are not: where they disagree, the rows were changed.
+        if (key.tenant, key.voice) != (tenant, voice):
+            raise RecordTampered("the voiceprint's rows name another voice's key")
+        if {(row.dek_id, row.dek_version) for row in (embedding, conditioning)} != {(key.ref.id, key.ref.version)}:
+            raise RecordTampered("the voiceprint's rows name another version of the key")
+        if count(embedding) != SIZE:
+            raise SealBroken("the sealed embedding has another size")
+        return embedding, conditioning, key
