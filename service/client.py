@@ -55,11 +55,15 @@ class VoiceClient:
             base_url or known["base_url"], folder / "client.pem", folder / "client.key", folder / "dpop.key", folder / "ca.pem"
         )
 
+    def close(self) -> None:
+        """Close the connections. Leaving a `with` block does it too."""
+        self._http.close()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._http.close()
+        self.close()
 
     # What clients do
 
@@ -84,6 +88,10 @@ class VoiceClient:
     def voice(self, voice: str | UUID) -> dict[str, Any]:
         """Name and state of a voice."""
         return self._json("GET", f"/v1/voices/{voice}", self.token("read"))
+
+    def voices(self) -> list[dict[str, Any]]:
+        """The tenant's voices, by name and state."""
+        return list(self._json("GET", "/v1/voices", self.token("read"))["voices"])
 
     def verify(self, voice: str | UUID, recording: bytes) -> str:
         """`match`, `uncertain` or `no_match`: is this recording the voice's speaker?"""

@@ -15,7 +15,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import wave
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,8 +25,7 @@ from pathlib import Path
 from service import clients
 from service.audit_bundles import export_bundle, verify_bundle
 from service.client import VoiceClient
-from service.demo_attacks import DemoFailed, Scene, all_attacks, reachable, refusal
-from service.errors import ServiceError
+from service.demo_attacks import DemoFailed, Scene, all_attacks
 from service.isolation import establish
 from service.settings import Settings
 from service.site import Site

@@ -10,53 +10,32 @@ from collections.abc import Mapping
 
 from starlette.responses import JSONResponse
 
-STATUS: Mapping[str, int] = {
-    # who is calling
-    "certificate_required": 401,
-    "client_unknown": 401,
-    "token_required": 401,
-    "token_malformed": 401,
-    "token_invalid": 401,
-    "token_expired": 401,
-    "token_replayed": 401,
-    "proof_required": 401,
-    "proof_malformed": 401,
-    "proof_invalid": 401,
-    "proof_replayed": 401,
-    "binding_mismatch": 401,
-    "text_mismatch": 401,
-    "voice_mismatch": 401,
-    "grant_mismatch": 401,
-    # what they may
-    "denied": 403,
-    "voice_suspended": 403,
-    "consent_required": 403,
-    "voice_not_found": 404,
-    "consent_not_found": 404,
-    "not_found": 404,
-    "method_not_allowed": 405,
-    # what they sent
-    "invalid_request": 400,
-    "too_large": 413,
-    "not_audio": 415,
-    "unsupported_audio": 415,
-    # what the vault could not do
-    "key_version_not_found": 404,
-    "key_state_forbids": 403,
-    "busy": 503,
-    "vault_unavailable": 503,
-    "audit_unavailable": 503,
-    "hsm_unavailable": 503,
-    "pin_rejected": 503,
-    "locked_memory_exhausted": 503,
-    # broken trust: refused, and somebody should look
-    "record_tampered": 500,
-    "seal_broken": 500,
-    "unwrap_rejected": 500,
-    "internal_error": 500,
+_BY_STATUS: Mapping[int, str] = {
+    400: "invalid_request unsupported_grant_type invalid_authorization_details consent_invalid",
+    401: "certificate_required client_unknown token_malformed token_invalid token_expired token_replayed proof_invalid"
+    " proof_replayed scheme_invalid binding_mismatch purpose_mismatch voice_mismatch text_mismatch voice_key_changed grant_mismatch",
+    403: "denied client_inactive voice_suspended consent_withdrawn consent_expired consent_purpose consent_territory key_state_forbids",
+    404: "not_found voice_unknown consent_unknown key_version_not_found voiceprint_missing",
+    405: "method_not_allowed",
+    408: "client_disconnected cancelled",
+    409: "row_changed model_mismatch",
+    413: "too_large upload_too_large audio_too_long text_too_long",
+    415: "not_audio unsupported_audio",
+    422: "audio_refused damaged_audio audio_empty invalid_samples decode_timeout quality_refused embedding_invalid"
+    " conditioning_invalid too_little_speech empty_input unspeakable speed_out_of_range",
+    # Broken trust or our own fault: refused, and somebody should look.
+    500: "internal_error record_tampered authority_row_tampered seal_broken unwrap_rejected hsm_promise_broken audit_tampered"
+    " audit_diverged audit_error audit_record_invalid audit_completion_refused conditioning_refused synthesis_failed model_refused"
+    " key_vault_error voiceprint_error policy_set_invalid onnxruntime_conflict ceremony_refused",
+    503: "busy vault_unavailable audit_unavailable hsm_unavailable pin_rejected locked_memory_exhausted voiceprints_unavailable"
+    " decoder_unavailable audit_signing_failed audit_log_occupied",
 }
+STATUS: Mapping[str, int] = {code: status for status, codes in _BY_STATUS.items() for code in codes.split()}
+"""Every code that a request can be answered with, and its HTTP status. Replay and expiry are 401: SDKs retry 409 and 5xx."""
 
-RETRY_AFTER_S: Mapping[str, int] = {"busy": 1, "vault_unavailable": 1, "audit_unavailable": 2, "hsm_unavailable": 2}
+RETRY_AFTER_S: Mapping[str, int] = {
+    code: 2 if code in ("audit_unavailable", "hsm_unavailable") else 1 for code in _BY_STATUS[503].split()
+}
 
 _KINDS = {
     400: "invalid_request_error",
@@ -68,8 +47,8 @@ _KINDS = {
 
 
 def status_of(code: str) -> int:
-    """The HTTP status of a code. Codes of gates and text rules, which are many, are all 422."""
-    return STATUS.get(code, 422)
+    """The HTTP status of a code; one that is not in the table is our own fault."""
+    return STATUS.get(code, 500)
 
 
 def problem(code: str, message: str, fix: str, *, extra: Mapping[str, object] | None = None) -> JSONResponse:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,8 +10,8 @@ from contextlib import contextmanager
 class Transcript:
     """Writes numbered steps with the time since the start, facts under them, and refusals beside what was accepted."""
 
-    def __init__(self, say: Callable[[str], None] | None = None) -> None:
-        self._say = say or (lambda line: print(line, file=sys.stdout, flush=True))
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
         self._start = time.monotonic()
         self._number = 0
 

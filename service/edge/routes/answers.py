@@ -13,6 +13,8 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
         401: "Certificate, token or proof is missing, wrong, used or late.",
         403: "The policy says no.",
         404: "No such thing for this tenant.",
+        408: "The client left before its upload was complete.",
+        409: "Something changed meanwhile, or was made with another model.",
         413: "Too large.",
         415: "Not audio that Glottis reads.",
         422: "A quality gate or text rule was not met.",

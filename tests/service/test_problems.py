@@ -1,0 +1,44 @@
+"""Every code has one status, every error one code that the table knows, and nothing that was sent comes back."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+
+import pytest
+
+from service.problems import STATUS, problem
+from service.refusals import refusal_of
+
+ONLY_AT_START = {"audit_log_empty", "audit_range_refused"}
+"""Codes of commands, which no request can end in."""
+
+
+@pytest.mark.parametrize("package", ["keyvault", "policies", "policies.audit", "voiceprints", "synth"])
+def test_every_error_that_a_request_can_end_in_has_a_status(package: str) -> None:
+    module = importlib.import_module(f"{package}.errors")
+    errors = [found for _, found in inspect.getmembers(module, inspect.isclass) if issubclass(found, Exception)]
+    codes = {error.code for error in errors if error.__module__ == module.__name__}
+    assert codes
+    assert codes - ONLY_AT_START <= STATUS.keys()
+
+
+def test_an_unknown_code_is_our_own_fault() -> None:
+    assert problem("never_heard_of", "m", "f").status_code == 500
+
+
+def test_details_of_keys_and_rows_stay_inside() -> None:
+    from keyvault.errors import KeyNotFound
+
+    refusal = refusal_of(KeyNotFound("no key for voice 123e4567"))
+    assert refusal is not None
+    assert str(refusal) == "No such key version."
+    assert refusal_of(ValueError("anything else")) is None
+
+
+def test_no_refusal_invites_a_retry_with_a_spent_token() -> None:
+    for code in ("token_replayed", "token_expired", "denied"):
+        answer = problem(code, "m", "f")
+        assert answer.status_code in (401, 403)
+        assert answer.headers["x-should-retry"] == "false"
+    assert problem("busy", "m", "f").headers["retry-after"] == "1"
