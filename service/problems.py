@@ -13,8 +13,10 @@ from starlette.responses import JSONResponse
 _BY_STATUS: Mapping[int, str] = {
     400: "invalid_request unsupported_grant_type invalid_authorization_details consent_invalid",
     401: "certificate_required client_unknown token_malformed token_invalid token_expired token_replayed proof_invalid"
-    " proof_replayed scheme_invalid binding_mismatch purpose_mismatch voice_mismatch text_mismatch voice_key_changed grant_mismatch",
-    403: "denied client_inactive voice_suspended consent_withdrawn consent_expired consent_purpose consent_territory key_state_forbids",
+    " proof_replayed scheme_invalid binding_mismatch purpose_mismatch voice_mismatch text_mismatch voice_key_changed"
+    " grant_mismatch",
+    403: "denied client_inactive voice_suspended consent_withdrawn consent_expired consent_purpose consent_territory"
+    " key_state_forbids",
     404: "not_found voice_unknown consent_unknown key_version_not_found voiceprint_missing",
     405: "method_not_allowed",
     408: "client_disconnected cancelled",

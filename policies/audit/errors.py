@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from policies import errors
 from policies.errors import PolicyError
 
 
@@ -12,10 +13,11 @@ class AuditError(PolicyError):
     fix = "Run `glottis doctor`; it names the part that fails."
 
 
-class AuditUnavailable(AuditError):
+class AuditUnavailable(AuditError, errors.AuditUnavailable):
     """The audit log could not be written, so nothing was done."""
 
-    code = "audit_unavailable"
+    # One fact, two trees: the gate must take it for what it is, whoever raises it.
+    code = errors.AuditUnavailable.code
     fix = "Retry; if it lasts, look at the database and its disk with `glottis doctor`. The token was not used up."
 
 
@@ -45,6 +47,13 @@ class AuditDiverged(AuditError):
 
     code = "audit_diverged"
     fix = "The database was changed or restored to an older state: keep it as evidence and restore the newest backup."
+
+
+class SigningFailed(AuditError):
+    """The token's signature over a checkpoint does not hold, so it was not published."""
+
+    code = "audit_signing_failed"
+    fix = "Check the log token with `glottis doctor`: it signed with another key than the one it shows."
 
 
 class LogOccupied(AuditError):
