@@ -79,6 +79,9 @@ class CallFailed(HsmUnavailable):
         self.function = function
         self.answer = answer
 
+    def __reduce__(self) -> tuple[type[CallFailed], tuple[str, str]]:
+        return CallFailed, (self.function, self.answer)  # ceremonies run in processes of their own
+
 
 class CeremonyRefused(KeyVaultError):
     """The token already holds what this ceremony would make."""
