@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from policies.audit.errors import SigningFailed
 from policies.audit.verify import MAX_LINE, VerifierKey, check_checkpoint, is_key_name
 
 Sign = Callable[[bytes], bytes]
@@ -28,11 +29,14 @@ def verifier_key(origin: str, spki: bytes) -> VerifierKey:
 
 
 def sign_checkpoint(size: int, root: bytes, key: VerifierKey, sign: Sign) -> str:
-    """A note over this tree head, checked before it is returned. Raises ValueError if the token signed wrongly."""
+    """A note over this tree head, checked before it is returned. Raises SigningFailed if the token signed wrongly."""
     text = f"{key.name}\n{size}\n{base64.b64encode(root).decode()}\n"
     signature = base64.b64encode(key.id + sign(text.encode())).decode()
     note = f"{text}\n— {key.name} {signature}\n"
-    check_checkpoint(note, key)
+    try:
+        check_checkpoint(note, key)
+    except ValueError as error:
+        raise SigningFailed(str(error)) from error
     return note
 
 

@@ -65,6 +65,11 @@ class Sequencer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._release()
 
+    @property
+    def size(self) -> int:
+        """Leaves in the log, as this writer knows it."""
+        return self._tree.size
+
     def step(self) -> Step:
         """Sequence what is new, then sign if anything was. Raises AuditDiverged; after any error, open a fresh Sequencer."""
         with self._transaction() as transaction:

@@ -40,7 +40,7 @@ from keyvault.errors import HsmUnavailable
 from keyvault.hsm import Hsm, KeyName
 from keyvault.records import canonical
 from policies.audit import record
-from policies.audit.errors import AuditTampered, AuditUnavailable, CompletionRefused
+from policies.audit.errors import AuditDiverged, AuditTampered, AuditUnavailable, CompletionRefused
 from policies.audit.record import Stamp
 from policies.audit.verify import strict_json
 from policies.intents import Intent
@@ -224,9 +224,12 @@ def add_checkpoint(connection: Transaction, size: int, note: str, now: datetime)
 
 
 def add_leaves(connection: Transaction, start: int, records: Sequence[Record]) -> None:
-    """Give these records the sequence numbers from `start` on."""
+    """Give these records the sequence numbers from `start` on. Raises AuditDiverged where a number or record has one already."""
     rows = [{"seq": seq, "kind": row.kind, "ref": row.ref, "entry": row.body} for seq, row in enumerate(records, start)]
-    connection.execute(insert(leaves), rows)
+    try:
+        connection.execute(insert(leaves), rows)
+    except IntegrityError as error:
+        raise AuditDiverged(f"a record already sequenced came again near leaf {start}") from error
 
 
 def entries(connection: Transaction, start: int, end: int) -> Generator[Row[int, bytes], None, None]:

@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from policies.audit.checkpoint import LastCheckpoint, sign_checkpoint, verifier_key
+from policies.audit.errors import SigningFailed
 from policies.audit.verify import VerifierKey, check_checkpoint, check_ed25519, parse_checkpoint, parse_key
 
 ORIGIN = "voice.example/audit"
@@ -91,7 +92,7 @@ def test_other_spellings_are_refused(private: Ed25519PrivateKey, key: VerifierKe
 
 
 def test_a_token_that_signs_wrongly_is_noticed(key: VerifierKey) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(SigningFailed):
         sign_checkpoint(7, ROOT, key, lambda data: bytes(64))
 
 
