@@ -122,6 +122,25 @@ def probe(session: TokenSession, master: RingMaster) -> None:
         calls.destroy(handle, own)
 
 
+def answers_to_unwraps(session: TokenSession, master: RingMaster) -> dict[str, str]:
+    """What the token answers to C_UnwrapKey of a fresh DEK with the full template, and with weaker ones: `OK` or a CKR name."""
+    calls, handle = session.calls, session.handle
+    key = int(session.key(master.label, ObjectClass.SECRET_KEY, trusted=True).handle)
+    dek = calls.generate_key(handle, Mechanism.AES_KEY_GEN, DEK_SEALING)
+    try:
+        wrapped = calls.wrap(handle, key, dek)
+    finally:
+        calls.destroy(handle, dek)
+    answers = {}
+    for name, template in {"the full template": DEK_OPENING, **_WEAKER}.items():
+        try:
+            calls.destroy(handle, calls.unwrap(handle, key, wrapped, template))
+            answers[name] = "OK"
+        except CallFailed as error:
+            answers[name] = str(error.answer)
+    return answers
+
+
 def _must_refuse(session: TokenSession, promise: str, attempt: Callable[[], int | None]) -> None:
     try:
         made = attempt()

@@ -23,7 +23,8 @@ from keyvault.errors import PromiseBroken
 from keyvault.hsm import Hsm, KeyName, RingMaster
 from keyvault.locked import LockedBuffer
 from keyvault.pkcs11_hsm import Pkcs11Hsm
-from keyvault.pkcs11_start import TokenConfig
+from keyvault.pkcs11_start import Module, Token, TokenConfig
+from keyvault.refusals import answers_to_unwraps
 from service import certificates
 from service.errors import StepFailed
 from service.isolation import Account, harden_process, start
@@ -138,7 +139,20 @@ def _seal_and_open(hsm: Hsm, master: RingMaster) -> None:
             raise PromiseBroken(f"{master.label} does not open what it sealed")
 
 
+def try_unwraps(settings: Settings) -> Answer:
+    """With the serving PIN, straight at the token: what it answers to the right unwrap and to weaker ones."""
+    site = Site.load(settings.site_file)
+    config = token_config(settings, "serving", site.tokens["serving"])
+    library = Module(config.module, config.folder)
+    try:
+        session = Token(library, config, settings.serving_pin.read()).open_session()
+        return dict(answers_to_unwraps(session, site.masters[-1]))
+    finally:
+        library.stop()
+
+
 STEPS: Mapping[str, Callable[..., Answer]] = {
+    "try_unwraps": try_unwraps,
     "make_token": make_token,
     "make_authority": make_authority,
     "issue": issue,
