@@ -46,13 +46,17 @@ TEXT = "The quick brown fox."
 
 
 class Clock:
-    """The time, which a test may shift."""
+    """The time, which a test may shift or stop."""
 
     def __init__(self) -> None:
         self.offset = 0.0
+        self.stopped: float | None = None
+
+    def stop(self) -> None:
+        self.stopped = time.time()
 
     def __call__(self) -> float:
-        return time.time() + self.offset
+        return (time.time() if self.stopped is None else self.stopped) + self.offset
 
 
 class Counted:

@@ -258,3 +258,35 @@ def test_roles_decide(house):
             house.token(unable, purpose, wanted)
         assert refused.value.code == "denied"
         assert refused.value.decided_by == ("no-permit",)
+
+
+def test_without_a_database_nothing_happens_and_the_token_is_not_burnt(house, postgres):
+    device, voice = house.client(), house.voice()
+    house.clock.stop()
+    call = house.speech(device, voice)
+    honest = house.request(device, "read")
+    postgres.stop()
+    try:
+        for refused in (lambda: house.gate.admit(call), lambda: house.minting.issue(honest)):
+            with pytest.raises(PolicyError) as unavailable:
+                refused()
+            assert unavailable.value.code == "audit_unavailable"
+            assert house.database.url.password not in str(vars(unavailable.value))
+    finally:
+        postgres.start()
+    house.gate.admit(call)
+    with pytest.raises(errors.TokenReplayed):
+        house.gate.admit(call)
+
+
+def test_an_intent_that_cannot_be_written_stops_everything(house):
+    device, voice = house.client(), house.voice()
+    call = house.speech(device, voice)
+    house.edit("ALTER TABLE intent RENAME TO elsewhere")
+    with pytest.raises(PolicyError) as unavailable:
+        house.gate.admit(call)
+    assert unavailable.value.code == "audit_unavailable"
+    assert house.count("used_token") == 0
+    house.edit("ALTER TABLE elsewhere RENAME TO intent")
+    house.gate.admit(call)
+    assert house.count("used_token") == 1
