@@ -125,7 +125,7 @@ def probe(session: TokenSession, master: RingMaster) -> None:
 def answers_to_unwraps(session: TokenSession, master: RingMaster) -> dict[str, str]:
     """What the token answers to C_UnwrapKey of a fresh DEK with the full template, and with weaker ones: `OK` or a CKR name."""
     calls, handle = session.calls, session.handle
-    key = int(session.key(master.label, ObjectClass.SECRET_KEY, trusted=True).handle)
+    key = session.key(master.label, ObjectClass.SECRET_KEY, trusted=True)
     dek = calls.generate_key(handle, Mechanism.AES_KEY_GEN, DEK_SEALING)
     try:
         wrapped = calls.wrap(handle, key, dek)
