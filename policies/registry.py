@@ -15,7 +15,7 @@ from keyvault.database import Transaction
 from keyvault.records import KeyRef
 from policies.authority import Client, ClientState, Role, Voice, VoiceState
 from policies.consent import Consent, ConsentState, check_terms
-from policies.errors import ClientUnknown, ConsentUnknown, VoiceUnknown
+from policies.errors import ClientUnknown, ConsentExpired, ConsentUnknown, ConsentWithdrawn, VoiceUnknown
 from policies.store import PolicyStore
 
 
@@ -86,10 +86,18 @@ class Registry:
     def register_voice(
         self, transaction: Transaction, *, voice_id: UUID, tenant: str, name: str, consent_id: UUID, key: KeyRef
     ) -> Voice:
-        """Name a voice that is being enrolled in this transaction, and the key it is sealed with. Raises ConsentUnknown."""
+        """Name a voice that is being enrolled in this transaction, and the key it is sealed with.
+
+        An enrolment takes longer than its token lives, so the consent is looked at again here. Raises ConsentUnknown,
+        ConsentWithdrawn, ConsentExpired.
+        """
         consent = self._store.consent(transaction, consent_id)
         if consent is None or consent.tenant != tenant:
             raise ConsentUnknown()
+        if consent.state is not ConsentState.ACTIVE:
+            raise ConsentWithdrawn(("consent.active",))
+        if consent.expires_at <= self._now():
+            raise ConsentExpired(("consent.unexpired",))
         voice = Voice(
             voice_id=voice_id,
             tenant=tenant,

@@ -81,9 +81,9 @@ voice = Table(
     "voice",
     metadata,
     Column("voice_id", Uuid, primary_key=True),
-    Column("tenant", Text, nullable=False),
+    Column("tenant", Text, nullable=False, index=True),
     Column("name", Text, nullable=False),
-    Column("consent_id", Uuid, ForeignKey(consent.c.consent_id), nullable=False),
+    Column("consent_id", Uuid, ForeignKey(consent.c.consent_id), nullable=False, index=True),
     Column("state", Text, nullable=False),
     Column("dek_id", Uuid, nullable=False),
     Column("key_version", Integer, nullable=False),
@@ -96,14 +96,14 @@ used_token = Table(
     metadata,
     Column("iss", Text, primary_key=True),
     Column("jti", Text, primary_key=True),
-    Column("expires_at", DateTime(timezone=True), nullable=False),
+    Column("expires_at", DateTime(timezone=True), nullable=False, index=True),
 )
 used_proof = Table(
     "used_proof",
     metadata,
     Column("jkt", Text, primary_key=True),
     Column("jti", Text, primary_key=True),
-    Column("expires_at", DateTime(timezone=True), nullable=False),
+    Column("expires_at", DateTime(timezone=True), nullable=False, index=True),
 )
 
 RETENTION_S = 2 * CLOCK_TOLERANCE_S

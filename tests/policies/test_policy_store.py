@@ -117,6 +117,18 @@ def test_a_voice_needs_a_consent_of_its_tenant(house: House):
         house.registry.withdraw_consent(transaction, uuid4())
 
 
+def test_a_consent_that_ended_during_enrolment_makes_no_voice(house: House):
+    consent, short = house.consent(), house.consent(expires_at=datetime.now(UTC) + timedelta(seconds=1))
+    with house.database.begin() as transaction:
+        house.registry.withdraw_consent(transaction, consent.consent_id)
+    with pytest.raises(errors.ConsentWithdrawn):
+        house.voice(consent=consent)
+    house.clock.offset = 2
+    with pytest.raises(errors.ConsentExpired):
+        house.voice(consent=short)
+    assert house.count("voice") == 0
+
+
 def remembered(house: House, expires_at: float, purged_at: float) -> bool:
     """Whether a proof that is acceptable until `expires_at` is still refused after a purge at `purged_at`."""
     proof = VerifiedProof("k", uuid4().hex, int(expires_at) - PROOF_AGE_S)
