@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
@@ -108,7 +109,7 @@ def needs_renewal(certificate: bytes, authority: bytes, hosts: Sequence[str], no
     named = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     try:
         leaf.verify_directly_issued_by(issuer)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, InvalidSignature):
         return True
     return set(named) != {_host(host) for host in hosts} or leaf.not_valid_after_utc < now + timedelta(days=RENEW_DAYS)
 
