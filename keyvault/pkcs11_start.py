@@ -141,7 +141,7 @@ class Token:
     def __init__(self, module: Module, config: TokenConfig, pin: str) -> None:
         self._module = module
         self._token = module.token(config.label, config.serial)
-        self._wait_s = config.wait_s
+        self._sessions, self._wait_s = config.sessions, config.wait_s
         self._pid = os.getpid()
         self._login = self.open_session()
         try:
@@ -168,9 +168,12 @@ class Token:
 
     def open_session(self) -> TokenSession:
         """A new session outside the pool, read-write; the caller closes it. Raises HsmUnavailable."""
+        self._require_here()
+        return self._module.session(self._token)
+
+    def _require_here(self) -> None:
         if os.getpid() != self._pid:
             raise HsmUnavailable("the token was opened before a fork: spawn the process and open it there")
-        return self._module.session(self._token)
 
     def _logged_in_session(self) -> TokenSession:
         session = self.open_session()
@@ -199,8 +202,9 @@ class Token:
 
     @contextmanager
     def _borrowed(self) -> Iterator[_Place]:
-        if os.getpid() != self._pid:
-            raise HsmUnavailable("the token was opened before a fork: spawn the process and open it there")
+        self._require_here()
+        if not self._open:
+            raise HsmUnavailable("the token was closed")
         try:
             free = self._free.get(timeout=self._wait_s)
         except queue.Empty:
@@ -212,11 +216,17 @@ class Token:
             self._free.put(place.held)
 
     def close(self) -> None:
-        """Log out and stop the module: what is still running fails with HsmUnavailable. Idempotent."""
-        if self._open and os.getpid() == self._pid:
-            self._open = False
-            self._module.calls.logout(self._login.handle)
-            self._module.stop()
+        """Let running calls end, log out and stop the module; later calls fail with HsmUnavailable. Idempotent."""
+        if not self._open or os.getpid() != self._pid:
+            return
+        self._open = False
+        for _ in range(self._sessions):
+            try:
+                self._free.get(timeout=self._wait_s)
+            except queue.Empty:
+                return  # a call hangs in the module: to stop it under that call could end the process
+        self._module.calls.logout(self._login.handle)
+        self._module.stop()
 
 
 class _Place:

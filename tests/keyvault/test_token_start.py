@@ -238,6 +238,30 @@ def busy_pool(config: TokenConfig) -> dict[str, Any]:
     return report
 
 
+def close_under_load(config: TokenConfig) -> tuple[set[str], int]:
+    hsm = opened(config)
+    errors: set[str] = set()
+    rounds: list[int] = []
+
+    def work() -> None:
+        with LockedBuffer(256) as buffer:
+            try:
+                while True:
+                    one_round(hsm, buffer)
+                    rounds.append(1)
+            except HsmUnavailable as error:
+                errors.add(error.code)
+
+    workers = [threading.Thread(target=work) for _ in range(8)]
+    for worker in workers:
+        worker.start()
+    time.sleep(0.3)
+    hsm.close()
+    for worker in workers:
+        worker.join()
+    return errors, len(rounds)
+
+
 # The tests
 
 
@@ -296,6 +320,12 @@ def test_a_busy_pool_answers_in_time_and_nesting_needs_one_session(serving_token
     report = in_own_process(busy_pool, serving_token.config)
     assert report["busy"] == ("every session of the token was busy for 0.2 s", True)
     assert report["nested"] == 8
+
+
+def test_closing_under_load_ends_calls_and_nothing_else(serving_token: ServingToken) -> None:
+    errors, rounds = in_own_process(close_under_load, serving_token.config)
+    assert errors == {"hsm_unavailable"}
+    assert rounds > 0
 
 
 def test_a_missing_module_and_a_wrong_one_are_named(tmp_path: Path) -> None:
