@@ -67,9 +67,9 @@ class PostgresForTests:
         secret.write_text(self.password)
         if os.geteuid() == 0:
             shutil.chown(secret, UNPRIVILEGED, "nogroup")
+        options = ["-U", "postgres", "-A", "scram-sha-256", "-E", "UTF8", "--locale=C", "--no-sync", "--no-instructions"]
         subprocess.run(
-            [self._bin / "initdb", "-D", folder / "data", "-U", "postgres", "-A", "scram-sha-256", "--pwfile", secret]
-            + ["-E", "UTF8", "--locale=C", "--no-sync", "--no-instructions"],
+            [self._bin / "initdb", "-D", folder / "data", "--pwfile", secret, *options],
             check=True,
             capture_output=True,
             **_as_user(),
