@@ -26,6 +26,7 @@ from sqlalchemy import (
     Table,
     Text,
     Uuid,
+    bindparam,
     delete,
     func,
     select,
@@ -114,6 +115,14 @@ Clocks agree with the true time to CLOCK_TOLERANCE_S, so two of them agree to tw
 consumed, so a request that was held up in between is refused rather than accepted without its guard.
 """
 
+# Built once: putting the statement together would cost more than the database takes to answer it.
+_AUTHORITY = (
+    select(client, voice, consent)
+    .select_from(client)
+    .outerjoin(voice, voice.c.voice_id == bindparam("voice_id"))
+    .outerjoin(consent, consent.c.consent_id == func.coalesce(voice.c.consent_id, bindparam("consent_id", type_=Uuid)))
+    .where(client.c.cert_sha256 == bindparam("x5t_s256"))
+)
 # A gate that cannot finish while the token lives has no reason to hold its locks.
 _DURABLE = text("SELECT set_config('synchronous_commit', 'on', true), set_config('statement_timeout', '5s', true)")
 
@@ -144,13 +153,8 @@ class PolicyStore:
 
         Raises AuthorityRowTampered.
         """
-        row = transaction.execute(
-            select(client, voice, consent)
-            .select_from(client)
-            .outerjoin(voice, voice.c.voice_id == voice_id)
-            .outerjoin(consent, consent.c.consent_id == func.coalesce(voice.c.consent_id, consent_id))
-            .where(client.c.cert_sha256 == x5t_s256)
-        ).one_or_none()
+        named = {"x5t_s256": x5t_s256, "voice_id": voice_id, "consent_id": consent_id}
+        row = transaction.execute(_AUTHORITY, named).one_or_none()
         if row is None:
             return Authority(None, None, None)
         return Authority(self._read(row, Client), self._read(row, Voice), self._read(row, Consent))
