@@ -11,6 +11,7 @@ from typing import Any, Self
 from uuid import UUID
 
 from keyvault.ceremony import TokenFacts
+from keyvault.errors import HsmUnavailable
 from keyvault.hsm import KeyName, RingMaster
 from keyvault.pkcs11_start import TokenConfig
 from keyvault.softhsm import find_module
@@ -86,8 +87,13 @@ def token_facts(found: Mapping[str, Any]) -> TokenFacts:
 
 
 def module(settings: Settings) -> Path:
-    """The PKCS#11 module: the one that the settings name, or the SoftHSM found. Raises HsmUnavailable."""
-    return settings.pkcs11_module or find_module()
+    """The PKCS#11 module: the one that the settings name and no other, or the SoftHSM found. Raises HsmUnavailable."""
+    named = settings.pkcs11_module
+    if named is None:
+        return find_module()
+    if not named.is_file():
+        raise HsmUnavailable(f"GLOTTIS_PKCS11_MODULE names {named}, which does not exist")
+    return named
 
 
 def token_config(settings: Settings, name: str, facts: TokenFacts) -> TokenConfig:
