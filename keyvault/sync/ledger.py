@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
+from keyvault.states import KeyState
 from keyvault.sync.errors import ApprovalMissing, CertificateInvalid, Conflict, ProofFailed, SyncRefused
 from keyvault.sync.roster import Roster
 from keyvault.sync.signatures import Verify
@@ -33,7 +34,7 @@ from keyvault.sync.statement import (
     answers_digest,
     void_head,
 )
-from keyvault.sync.table import KeyState, Record, Records, check_successor, check_table, new_records, with_sites
+from keyvault.sync.table import Record, Records, check_successor, check_table, new_records, with_sites
 from keyvault.sync.wire import Statement
 
 _TOGETHER = (Phase.PREPARE, Phase.COMMIT, Phase.ACKNOWLEDGE)

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from keyvault.errors import KeyNotFound, KeyStateForbids
+from keyvault.errors import KeyNotFound
+from keyvault.states import KeyState, KeyUse, require_use
 from keyvault.sync.errors import KeyQuarantined, SiteFrozen, StaleEpoch, StoreRolledBack
 from keyvault.sync.ledger import Ledger
 from keyvault.sync.statement import Certificate, Endorsement, Evidence, Proposal
-from keyvault.sync.table import KeyState, Record, Records, new_records, table_root
+from keyvault.sync.table import Record, Records, new_records, table_root
 from keyvault.sync.wire import Statement, is_digest, require
 
 Held = Mapping[str, tuple[str, ...]]
@@ -100,9 +101,8 @@ class SiteState(Statement):
         self.require_whole()
         for record in self.ledger.records:
             if (record.key_id, record.version) == (key_id, version) and self.site in record.holders:
-                allowed = (KeyState.ACTIVE, KeyState.DEACTIVATED) + ((KeyState.COMPROMISED,) if break_glass else ())
-                if record.state not in allowed:
-                    raise KeyStateForbids(f"{record.name} is {record.state}")
+                if not (break_glass and record.state is KeyState.COMPROMISED):
+                    require_use(record.state, KeyUse.OPEN)
                 return record
         raise KeyNotFound(f"this site holds no agreed {key_id}/{version}")
 

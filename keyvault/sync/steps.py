@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from keyvault.approvals import Approval, Operation
+from keyvault.states import KeyState
 from keyvault.sync import evidence as contradictions
 from keyvault.sync.errors import SitesDiverged, StoreRolledBack, SyncRefused, TokenRolledBack
 from keyvault.sync.ledger import Ledger
@@ -31,7 +32,7 @@ from keyvault.sync.state import (
     SiteState,
 )
 from keyvault.sync.statement import Certificate, Evidence, Op
-from keyvault.sync.table import KeyState, Records
+from keyvault.sync.table import Records
 from keyvault.sync.verify import replay
 
 Change = tuple[SiteState, tuple[Effect, ...]]

@@ -1,43 +1,21 @@
 """The table of master key versions that both sites agree on, and what may follow it. Pure rules.
 
-States follow SP 800-57 Part 1 Rev. 5, section 7: only ACTIVE wraps anything new; DEACTIVATED and COMPROMISED only open what
-was wrapped before; nothing comes back from them. A record never leaves the table, so a version number is never used again.
+States are those of `keyvault.states`. PRE_ACTIVATION lives between a vote and both acknowledgements and is never in an agreed
+table. A record never leaves the table, so a version number is never used again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from hashlib import sha256
 
+from keyvault.errors import KeyStateForbids
+from keyvault.states import KeyState, require_step
 from keyvault.sync.errors import SyncRefused
 from keyvault.sync.wire import Statement, require
 
-
-class KeyState(StrEnum):
-    """The state of one key version, as both sites agreed it."""
-
-    PRE_ACTIVE = "pre_active"
-    ACTIVE = "active"
-    SUSPENDED = "suspended"
-    DEACTIVATED = "deactivated"
-    COMPROMISED = "compromised"
-    DESTROYED = "destroyed"
-
-
-_S = KeyState
-FOLLOWS: dict[KeyState, frozenset[KeyState]] = {
-    _S.PRE_ACTIVE: frozenset(),
-    _S.ACTIVE: frozenset({_S.SUSPENDED, _S.DEACTIVATED, _S.COMPROMISED, _S.DESTROYED}),
-    _S.SUSPENDED: frozenset({_S.ACTIVE, _S.DEACTIVATED, _S.COMPROMISED, _S.DESTROYED}),
-    _S.DEACTIVATED: frozenset({_S.COMPROMISED, _S.DESTROYED}),
-    _S.COMPROMISED: frozenset({_S.DESTROYED}),
-    _S.DESTROYED: frozenset(),
-}
-"""What a transaction may make of a version. PRE_ACTIVE lives between vote and both ACKs and is never in an agreed table."""
-
-_NEEDS_EVERY_SITE = frozenset({_S.ACTIVE, _S.SUSPENDED})
+_NEEDS_EVERY_SITE = frozenset({KeyState.ACTIVE, KeyState.SUSPENDED})
 
 
 @dataclass(frozen=True)
@@ -57,7 +35,7 @@ class Record(Statement):
 
     def __post_init__(self) -> None:
         require(bool(self.key_id) and self.version > 0, "a key has a name and a version from 1")
-        require(self.state is not KeyState.PRE_ACTIVE, "an agreed version is past pre_active")
+        require(self.state is not KeyState.PRE_ACTIVATION, "an agreed version is past pre-activation")
         for names in (self.attributes, self.holders):
             require(list(names) == sorted(set(names)), "names are sorted and unique")
 
@@ -123,8 +101,11 @@ def check_successor(before: Records, after: Records, proved: frozenset[str]) -> 
 def _check_change(before: Record, after: Record, proved: frozenset[str]) -> None:
     if (before.algorithm, before.attributes) != (after.algorithm, after.attributes):
         raise SyncRefused(f"{after.name} is described otherwise than when it was made")
-    if after.state is not before.state and after.state not in FOLLOWS[before.state]:
-        raise SyncRefused(f"{after.name} may not go from {before.state} to {after.state}")
+    if after.state is not before.state:
+        try:
+            require_step(before.state, after.state)
+        except KeyStateForbids as error:
+            raise SyncRefused(f"{after.name}: {error}") from error
     if not set(after.holders) <= set(before.holders) and after.name not in proved:
         raise SyncRefused(f"{after.name} gains a holder that has proved nothing")
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from datetime import datetime
-from functools import cache
+from functools import cache, cached_property
 from hashlib import sha256
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
@@ -33,6 +33,11 @@ class Statement:
 
     def encode(self) -> bytes:
         """The canonical bytes: what is signed, hashed and stored."""
+        return self._encoded
+
+    @cached_property
+    def _encoded(self) -> bytes:
+        # Values never change, and nested ones are encoded again by everything around them.
         return canonical(self.DOMAIN, *(_outgoing(getattr(self, field.name)) for field in fields(self)))
 
     @property

@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from keyvault.approvals import Approval, Officer, Operation, signed_by
+from keyvault.states import KeyState
 from keyvault.sync import steps
 from keyvault.sync.ledger import Ledger
 from keyvault.sync.protocol import Proof, Site, Step
@@ -51,7 +52,7 @@ from keyvault.sync.statement import (
     Proposal,
     Signed,
 )
-from keyvault.sync.table import KeyState, Record, Records, table_root
+from keyvault.sync.table import Record, Records, table_root
 
 NOW = datetime(2026, 12, 1, 12, tzinfo=UTC)
 ATTRIBUTES = ("EXTRACTABLE=0", "TRUSTED=1")
@@ -250,7 +251,7 @@ class Node:
         match effect:
             case InstallPreActive(name):
                 assert name in self.token.keys
-                self.store.versions[name] = KeyState.PRE_ACTIVE
+                self.store.versions[name] = KeyState.PRE_ACTIVATION
             case SaveState(state, replaces):
                 assert replaces == (sha256(self.store.state).digest() if self.store.state else b"")
                 self.store.state = state
@@ -325,8 +326,7 @@ def run(proposal: Proposal, nodes: list[Node]) -> bytes:
     data, taken = proposal.encode(), {}
     proofs = prove(proposal, Phase.PREPARE, nodes)
     taken[Phase.PREPARE] = {
-        node.name: node.do(lambda site, node=node: site.prepare(data, proofs[node.name], node.token.held(), NOW))
-        for node in nodes
+        node.name: node.do(lambda site, node=node: site.prepare(data, proofs[node.name], node.token.held(), NOW)) for node in nodes
     }
     prepares = list(taken[Phase.PREPARE].values())
     taken[Phase.COMMIT] = {node.name: node.do(lambda site: site.commit(prepares)) for node in nodes}
