@@ -272,7 +272,7 @@ def unsequenced(connection: Transaction, progress: Progress, limit: int) -> list
     found: list[Record] = []
     for kind, table in RECORDED.items():
         whole = True
-        for worker, last in connection.execute(_newest(table)).all():
+        for worker, last in connection.execute(_NEWEST[kind]).all():
             due = progress.get((kind, worker), 0)
             if last < due:
                 continue
@@ -298,6 +298,9 @@ def _newest(table: Table) -> Select[str, int]:
     workers = first.union_all(select(following).where(first.c.worker.is_not(None)))
     last = select(func.max(table.c.counter)).where(table.c.worker == workers.c.worker).scalar_subquery()
     return select(workers.c.worker, last).where(workers.c.worker.is_not(None)).order_by(workers.c.worker)
+
+
+_NEWEST = {kind: _newest(table) for kind, table in RECORDED.items()}
 
 
 def _stream(connection: Transaction, statement: Select[Any]) -> Generator[Any, None, None]:

@@ -2,8 +2,10 @@
 
 import ast
 import base64
+import contextlib
 import io
 import json
+import random
 import subprocess
 import sys
 import tracemalloc
@@ -434,3 +436,26 @@ def test_a_forged_ed25519_signature_of_zeros_is_refused(small: Small) -> None:
     zeros = base64.b64encode(base64.b64decode(note.split()[-1])[:4] + bytes(64)).decode()
     forged = note[: note.rindex(" ") + 1] + zeros + "\n"
     assert small.refused(joined([*small.rows[:-1], {**small.rows[-1], "checkpoint": forged}])) == "SIG"
+
+
+def test_no_mangled_bundle_brings_the_verifier_down(small: Small) -> None:
+    whole = joined(small.rows)
+    dice = random.Random(6962)
+    for _ in range(1500):
+        mangled = bytearray(whole)
+        for _ in range(dice.randint(1, 3)):
+            start = dice.randrange(len(mangled))
+            match dice.randrange(4):
+                case 0:
+                    mangled[start] = dice.randrange(256)
+                case 1:
+                    del mangled[start : start + dice.randint(1, 40)]
+                case 2:
+                    mangled[start:start] = dice.choice(
+                        [b"[", b"{", b'"', b"-", b"null", b"\n", b"1e9", b"\\ud800", b"9" * 30, b"\xff"]
+                    )
+                case _:
+                    mangled[start:start] = mangled[start : start + dice.randint(1, 200)]
+        with contextlib.suppress(VerificationFailed):
+            report = Verifier(small.fingerprint).verify(io.BytesIO(bytes(mangled)))
+            assert (report.size, report.intents) == (2, 2)  # what is not an entry may change: spaces, an unused proof

@@ -31,9 +31,10 @@ from policies.audit.verify import check_checkpoint, leaf_hash
 SPAWN = multiprocessing.get_context("spawn")
 
 
-def append_many(url: str, token: TokenConfig, pin: str, masters: Any, count: int) -> None:
+def append_many(url: str, token: TokenConfig, pin: str, masters: Any, count: int, turn: Any) -> None:
     """A vault worker: a process of its own, with its own login and its own counter."""
-    hsm = Pkcs11Hsm.open(token, pin, expected_masters=masters)
+    with turn:  # a token is probed by one process at a time
+        hsm = Pkcs11Hsm.open(token, pin, expected_masters=masters)
     engine = sqlalchemy.create_engine(url)
     vault = AuditStore(engine, hsm)
     for number in range(count):
@@ -50,7 +51,7 @@ def url_of(log: Log) -> str:
 
 
 def test_six_processes_and_one_verified_log(log: Log, serving_token: ServingToken) -> None:
-    arguments = (url_of(log), serving_token.config, serving_token.pin, serving_token.facts.masters, 50)
+    arguments = (url_of(log), serving_token.config, serving_token.pin, serving_token.facts.masters, 50, SPAWN.Lock())
     processes = [SPAWN.Process(target=append_many, args=arguments) for _ in range(6)]
     for process in processes:
         process.start()
