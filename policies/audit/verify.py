@@ -1,4 +1,4 @@
-"""Check an audit bundle alone: Python's standard library, this one file, and a fingerprint obtained elsewhere.
+"""Check an audit bundle alone: Python 3.9 or newer, its standard library, this one file, and a fingerprint from elsewhere.
 
     python verify.py BUNDLE --fingerprint HEX [--since CHECKPOINT_FILE] [--newer-than TIME] [--json]
 
