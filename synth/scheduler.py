@@ -22,10 +22,16 @@ class Turn:
 
     def __init__(self, changed: threading.Condition, patience_s: float) -> None:
         self._changed, self._patience_s = changed, patience_s
-        self.called = self.cancelled = False
+        self.called_at: float | None = None
+        self.cancelled = False
+
+    @property
+    def called(self) -> bool:
+        """The turn has come, and holds one of the places that speak."""
+        return self.called_at is not None
 
     def wait(self) -> None:
-        """Return when it is this turn's turn; at once if it was before. Raises Cancelled after `cancel`, TurnLate after the bound."""
+        """Return when it is this turn's turn; at once if it was before. Raises Cancelled after `cancel`, TurnLate after a bound."""
         with self._changed:
             in_time = self._changed.wait_for(lambda: self.called or self.cancelled, timeout=self._patience_s)
         if self.cancelled:
@@ -63,23 +69,22 @@ class Scheduler:
                 raise Busy(self._retry_after_s())
             self._line.append(turn)
             self._call_next()
-        started = self._clock()
         try:
             yield turn
         finally:
-            self._leave(turn, self._clock() - started)
+            self._leave(turn)
 
     def _call_next(self) -> None:
         while self._line and self._taken < self._at_once:
             self._taken += 1
-            self._line.popleft().called = True
+            self._line.popleft().called_at = self._clock()
             self._changed.notify_all()
 
-    def _leave(self, turn: Turn, spent_s: float) -> None:
+    def _leave(self, turn: Turn) -> None:
         with self._changed:
-            if turn.called:
+            if turn.called_at is not None:
                 self._taken -= 1
-                self._usual_s += 0.2 * (spent_s - self._usual_s)
+                self._usual_s += 0.2 * (self._clock() - turn.called_at - self._usual_s)
             else:
                 self._line.remove(turn)
             self._call_next()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 import unicodedata
@@ -163,10 +164,8 @@ HOSTILE = ["a-", "a1", "a/b,", "a.", "1", "1,", '"', "Ab", "a.b@", "a'", "(", "<
 @pytest.mark.parametrize("unit", HOSTILE)
 def test_hostile_text_takes_bounded_time(engine, unit):
     started = time.thread_time()
-    try:
+    with contextlib.suppress(Unspeakable, EmptyInput):
         engine.read((unit * MAX_CHARACTERS)[:MAX_CHARACTERS])
-    except (Unspeakable, EmptyInput):
-        pass
     assert time.thread_time() - started < 5
 
 
