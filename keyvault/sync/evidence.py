@@ -13,19 +13,20 @@ from keyvault.sync.wire import domain_of
 _Claim = tuple[str, str, int]
 
 
-def find(ours: Iterable[Signed], theirs: Iterable[Signed]) -> Evidence | None:
-    """The first contradiction between statements already held and statements received; their signatures are not checked."""
-    known = {claim: (value, signed) for signed in ours for claim, value in _claims(signed)}
-    for signed in theirs:
+def find(statements: Iterable[Signed]) -> Evidence | None:
+    """The first contradiction among these statements, in their order. Their signatures are not checked here."""
+    known: dict[_Claim, tuple[bytes, Signed]] = {}
+    for signed in statements:
         for claim, value in _claims(signed):
-            if claim in known and known[claim][0] != value:
-                return Evidence(known[claim][1], signed)
+            said, first = known.setdefault(claim, (value, signed))
+            if said != value:
+                return Evidence(first, signed)
     return None
 
 
 def check(evidence: Evidence, roster: Roster, verify: Verify) -> str:
     """The site that contradicts itself. Raises SignatureInvalid, or CertificateInvalid if this is no contradiction."""
-    if find([evidence.first], [evidence.second]) is None:
+    if find([evidence.first, evidence.second]) is None:
         raise CertificateInvalid("these two statements do not contradict each other")
     evidence.first.check(roster, verify)
     evidence.second.check(roster, verify)

@@ -108,12 +108,12 @@ class Ledger(Statement):
         step, manifest = endorsement.step, proposal.manifest
         step.check(self.roster, verify)
         said = PhaseStatement.decode(step.statement)
-        answers = self.check_answers(proposal, phase, step.site, endorsement.answers, verify)
-        expected = PhaseStatement(
-            phase, manifest.cluster, manifest.epoch, manifest.digest, step.site, manifest.root, answers_digest(answers)
-        )
-        if said != expected:
+        about = (manifest.cluster, manifest.epoch, manifest.digest, step.site, manifest.root)
+        if said != PhaseStatement(phase, *about, said.proofs):
             raise CertificateInvalid(f"{step.site} signed something else than {phase} of epoch {manifest.epoch}")
+        answers = self.check_answers(proposal, phase, step.site, endorsement.answers, verify)
+        if answers_digest(answers) != said.proofs:
+            raise ProofFailed(f"{step.site}'s {phase} relies on other answers than those beside it")
         return said
 
     def check_answers(

@@ -139,7 +139,7 @@ class Site:
             or not self.nonce
         ):
             raise SyncRefused("the status does not answer our challenge")
-        if accusation := contradictions.find(contradictions.statements(self.state.last), [signed]):
+        if accusation := contradictions.find([*contradictions.statements(self.state.last), signed]):
             return self._step(steps.frozen(self.state, accusation, self.verify))
         site = replace(self, nonce=b"", heard=status)
         if status.epoch != ledger.epoch:
@@ -299,7 +299,7 @@ class Site:
 
     def _contradiction(self, given: Iterable[Signed]) -> Evidence | None:
         """Whether `given` contradicts what this site itself signed, or what it holds of the other."""
-        state, received = self.state, list(given)
+        state = self.state
         held = [*contradictions.statements(state.last)]
         if vote := state.vote:
             steps_taken = (vote.prepare, vote.commit, vote.acknowledge, *vote.prepares, *vote.commits)
@@ -307,7 +307,7 @@ class Site:
         if state.withdrawn:
             ledger = state.ledger
             held.append(self._signed(Ballot(ledger.roster.cluster, state.withdrawn, ledger.head, state.site, b"")))
-        return contradictions.find([*held, *received], received)
+        return contradictions.find([*held, *given])
 
     def _check_ended(self, manifest: Manifest) -> None:
         """An act names exactly what is open here; a transaction that this site acknowledged may be in force elsewhere."""
