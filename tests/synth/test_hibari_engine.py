@@ -199,7 +199,7 @@ def test_memory_does_not_grow_with_sentences(engine, enrolled):  # row 13
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
     chance = np.random.default_rng(7)
-    words = "harbor yellow window garden letter morning river silver kitchen table".split()
+    words = ["harbor", "yellow", "window", "garden", "letter", "morning", "river", "silver", "kitchen", "table"]
     voice: Opened = enrolled["2414"]
     sizes = []
     for _ in range(200):

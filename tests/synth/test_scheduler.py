@@ -88,10 +88,15 @@ def test_patience_ends_and_the_place_is_free_again():
 
 def test_a_turn_goes_on_to_the_next_when_its_holder_fails():
     scheduler = Scheduler(at_once=1, waiting=0)
-    for _ in range(3):
-        with pytest.raises(RuntimeError), scheduler.reserve() as turn:
+
+    def fail():
+        with scheduler.reserve() as turn:
             turn.wait()
             raise RuntimeError
+
+    for _ in range(3):
+        with pytest.raises(RuntimeError):
+            fail()
     with scheduler.reserve() as turn:
         turn.wait()
 

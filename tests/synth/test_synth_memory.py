@@ -20,7 +20,7 @@ from synth.conditioning import SIZE
 RUN = 8
 KINDS = (np.float16, np.float32, np.float64)
 CHUNK = 2 << 20
-WORDS = "harbor yellow window garden letter morning river silver kitchen table".split()
+WORDS = ["harbor", "yellow", "window", "garden", "letter", "morning", "river", "silver", "kitchen", "table"]
 
 
 class Search:
