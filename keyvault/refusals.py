@@ -108,7 +108,9 @@ def probe(session: TokenSession, master: RingMaster) -> None:
             "read a voice's key": lambda: _nothing(calls.read(handle, dek, Attribute.VALUE)),
             "let the user make a TRUSTED key": lambda: calls.generate_key(handle, Mechanism.AES_KEY_GEN, _FORGED_TRUSTED),
             "let the master decrypt": lambda: calls.set(handle, key, {Attribute.DECRYPT: True}),
-            "copy the master to one that decrypts": lambda: calls.copy(handle, key, {Attribute.DECRYPT: True}),
+            "copy the master to one that decrypts": lambda: calls.copy(
+                handle, key, {Attribute.TOKEN: False, Attribute.DECRYPT: True}
+            ),
             "copy a voice's key": lambda: calls.copy(handle, dek, {Attribute.TOKEN: False}),
             "let a voice's key derive": lambda: calls.set(handle, dek, {Attribute.DERIVE: True}),
             "decrypt with the master": lambda: calls.may_decrypt(handle, key, Mechanism.AES_ECB),

@@ -14,11 +14,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from memory_scan import family
 
 from service import clients
 from service.client import VoiceClient
 from service.settings import Settings
-from memory_scan import family
 
 SPEECH = Path(__file__).parents[1] / "examples" / "speech"
 VARIABLES = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LC_ALL": "C.UTF-8"}

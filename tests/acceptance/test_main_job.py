@@ -11,8 +11,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-
 from installation import Installation, recordings
+
 from service.audit_bundles import export_bundle, verify_bundle
 from service.client import Refused
 from service.site import Site
