@@ -21,15 +21,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from keyvault.sync import checks, steps
 from keyvault.sync import evidence as contradictions
-from keyvault.sync import steps
 from keyvault.sync.errors import (
     Conflict,
     KeyQuarantined,
-    PeerUnheard,
     ProofFailed,
-    SiteBehind,
-    SiteFrozen,
     SitesDiverged,
     StoreRolledBack,
     SyncRefused,
@@ -64,7 +61,7 @@ from keyvault.sync.statement import (
     Status,
     answers_digest,
 )
-from keyvault.sync.table import Records, new_records
+from keyvault.sync.table import new_records
 
 
 @dataclass(frozen=True)
@@ -181,20 +178,20 @@ class Site:
 
         Durable before the reply: the versions PRE_ACTIVE, the vote, the anchor.
         """
-        self._require_able()
+        checks.require_able(self.state)
         proposed = Proposal.decode(proposal)
         manifest, state = proposed.manifest, self.state
         if state.vote:
             if state.vote.proposal.manifest != manifest:
                 raise Conflict("this site voted for another transaction", state.ledger.epoch)
             return Step(self, reply=state.vote.prepare.encode())
-        self._require_votable(manifest)
+        checks.require_votable(state, self.heard, manifest)
         if manifest.op.by_officers:
             raise SyncRefused("an act of officers is not voted on")
         state.ledger.check(proposed, self.verify, now)
         new = new_records(state.ledger.records, proposed.records)
-        self._require_unburned(new)
-        self._require_held(proposed, held)
+        checks.require_unburned(state, new)
+        checks.require_held(state, proposed, held)
         endorsement = self._endorse(proposed, Phase.PREPARE, proofs)
         saved = replace(state, vote=Vote(proposed, endorsement), recovering=None)
         anchor = Anchor(manifest.epoch, VOTED, manifest.digest)
@@ -206,7 +203,7 @@ class Site:
 
         Raises Conflict if it is not what this site voted for. Durable before the reply: the certificate.
         """
-        self._require_able()
+        checks.require_able(self.state)
         endorsements = tuple(Endorsement.decode(message) for message in prepares)
         if frozen := self._contradiction(endorsement.step for endorsement in endorsements):
             return self._step(steps.frozen(self.state, frozen, self.verify))
@@ -223,7 +220,7 @@ class Site:
 
         Durable before the reply: the acknowledgement, the anchor. Raises KeyQuarantined naming what is not there.
         """
-        self._require_able()
+        checks.require_able(self.state)
         endorsements = tuple(Endorsement.decode(message) for message in commits)
         vote = self._vote(endorsements)
         if vote.commit is None:
@@ -231,7 +228,7 @@ class Site:
         checked = self._phase_of_all(vote.proposal, Phase.COMMIT, endorsements)
         if vote.acknowledge:
             return Step(self, reply=vote.acknowledge.encode())
-        self._require_held(vote.proposal, held)
+        checks.require_held(self.state, vote.proposal, held)
         endorsement = self._endorse(vote.proposal, Phase.ACKNOWLEDGE, proofs)
         manifest = vote.proposal.manifest
         saved = replace(self.state, vote=replace(vote, commits=checked, acknowledge=endorsement))
@@ -255,7 +252,7 @@ class Site:
 
     def withdraw(self) -> Step:
         """This site's ballot for the next epoch: what it voted for, or the promise never to vote at it."""
-        self._require_able()
+        checks.require_able(self.state)
         state, ledger = self.state, self.state.ledger
         epoch = ledger.epoch + 1
         voted = state.vote.proposal.manifest.digest if state.vote else b""
@@ -284,7 +281,7 @@ class Site:
         if state.last and state.ledger.head == manifest.digest:
             return Step(self, reply=state.last.encode())
         state.ledger.check(proposed, self.verify, now)
-        self._check_ended(manifest)
+        checks.check_ended(state, manifest)
         if manifest.op is Op.ADOPT and (gone := missing(proposed.records, state.site, held)):
             raise KeyQuarantined(f"{gone[0]} is not in the token; adopt it as destroyed or held elsewhere")
         step = self._signed(self._phase(proposed, Phase.OFFICERS, ()))
@@ -309,39 +306,6 @@ class Site:
             held.append(self._signed(Ballot(ledger.roster.cluster, state.withdrawn, ledger.head, state.site, b"")))
         return contradictions.find([*held, *given])
 
-    def _check_ended(self, manifest: Manifest) -> None:
-        """An act names exactly what is open here; a transaction that this site acknowledged may be in force elsewhere."""
-        state, goal = self.state, self.state.recovering
-        if any(known.first.site == state.site for known in state.evidence):
-            raise SiteFrozen("this site contradicted itself and can't be the one that survives")
-        if state.evidence and manifest.op is not Op.REPLACE:
-            raise SiteFrozen
-        if manifest.op is Op.ADOPT:
-            if goal is None or (manifest.epoch, manifest.ended) != (goal.epoch + 1, goal.head):
-                raise SyncRefused("this site recovers from nothing that the act names")
-            return
-        doubt, finished = b"", False
-        if state.vote:
-            doubt, finished = state.vote.proposal.manifest.digest, state.vote.acknowledge is not None
-        elif goal:
-            # The store forgot a vote that the HSM's anchor remembers; an acknowledged one would have closed the anchor.
-            if goal.rank != (state.ledger.epoch + 1, VOTED):
-                raise StoreRolledBack("this site must catch up with its anchor first")
-            doubt = goal.head
-        if manifest.ended != doubt:
-            raise SyncRefused("the act must end exactly the transaction that is open here")
-        if manifest.op is Op.END and (finished or not doubt):
-            raise SyncRefused("only a transaction that this site has not acknowledged can end without replacing the other site")
-
-    def _require_unburned(self, new: Records) -> None:
-        used: dict[str, int] = {}
-        for name in self.state.burned:
-            key_id, _, version = name.rpartition("/")
-            used[key_id] = max(int(version), used.get(key_id, 0))
-        for record in new:
-            if record.version <= used.get(record.key_id, 0):
-                raise SyncRefused(f"{record.name} reuses a version number of a transaction that came to nothing")
-
     def _signed(self, statement: Status | Answer | Ballot | PhaseStatement) -> Signed:
         return Signed.make(self.state.site, statement, self.sign)
 
@@ -351,36 +315,6 @@ class Site:
             raise SyncRefused(f"{signed.site!r} is not the other site")
         signed.check(self.state.ledger.roster, self.verify)
         return signed
-
-    def _require_able(self) -> None:
-        if self.state.evidence:
-            raise SiteFrozen
-        if self.state.site not in self.state.ledger.roster.names:
-            raise SiteFrozen("officers replaced this site; it takes part no more")
-
-    def _require_votable(self, manifest: Manifest) -> None:
-        """The peer stands where we stand, was heard in this process, and we promised nothing against this manifest."""
-        state, ledger = self.state, self.state.ledger
-        if state.recovering and state.recovering != Anchor(manifest.epoch, VOTED, manifest.digest):
-            raise StoreRolledBack("this site must catch up with its anchor first")
-        if state.withdrawn == manifest.epoch:
-            raise Conflict("this site promised not to vote at this epoch", ledger.epoch)
-        if ledger.roster.development:
-            return
-        if self.heard is None:
-            raise PeerUnheard
-        if self.heard.epoch > ledger.epoch:
-            raise SiteBehind(f"the other site stands at epoch {self.heard.epoch}, this one at {ledger.epoch}")
-        if self.heard.epoch == ledger.epoch and self.heard.head != ledger.head:
-            raise SitesDiverged(f"both sites closed epoch {ledger.epoch}, each in its own way")
-        if self.heard.epoch < ledger.epoch:
-            raise SiteBehind(f"the other site stands at epoch {self.heard.epoch}: hand it the certificates first")
-
-    def _require_held(self, proposal: Proposal, held: Held) -> None:
-        """Every object of the table read again, but for those in quarantine that the transaction leaves there."""
-        known = set(self.state.quarantined) - set(proposal.manifest.repairs)
-        if gone := [name for name in missing(proposal.records, self.state.site, held) if name not in known]:
-            raise KeyQuarantined(f"{gone[0]} is not in this site's token as the table describes it")
 
     def _phase(self, proposal: Proposal, phase: Phase, answers: tuple[Answer, ...]) -> PhaseStatement:
         manifest = proposal.manifest

@@ -122,7 +122,8 @@ class Signed(Statement):
 
 @dataclass(frozen=True)
 class PhaseStatement(Statement):
-    """One site's step. `root` is the table's root, recomputed from objects read again when the phase is Acknowledge.
+    """One site's step. `root` is the table's root; in Acknowledge, this site's word that it read every object again and found
+    it so, but for those in quarantine that the transaction leaves there.
 
     `proofs` is the digest of the canary answers that this site compared with its own (empty where nothing was proved).
     """

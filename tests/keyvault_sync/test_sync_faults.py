@@ -412,7 +412,7 @@ class TwoSites(RuleBasedStateMachine):
             for move in (self.prepare, self.commit, self.acknowledge, self.finish):
                 for name in "ab":
                     move(proposal, name)
-        for name in "ab":
+        for name in "ab" if any(node.state.vote or node.state.recovering for node in self.nodes.values()) else "":
             self.withdraw(name)
         for epoch in [epoch for epoch, ballots in self.ballots.items() if len(ballots) == 2]:
             for name in "ab":
