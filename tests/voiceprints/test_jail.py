@@ -29,10 +29,10 @@ def forked():
         os._exit(0)
     os.waitpid(pid, 0)
 def executed():
-    # A path that is not there: past the filter the kernel answers ENOENT, which is the sign that it would have run.
+    # A path that cannot be: past the filter the kernel looks for it and answers ENOTDIR, the sign that it would have run.
     try:
-        os.execv("/nonexistent", ["x"])
-    except FileNotFoundError:
+        os.execv("/dev/null/x", ["x"])
+    except NotADirectoryError:
         pass
 def traced():
     if libc.ptrace(0, 0, 0, 0) != 0:
