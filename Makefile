@@ -1,5 +1,5 @@
 # Two commands do everything: `make demo` and `make test`. Both set up what they need first.
-.PHONY: demo test soak bench lock setup setup-dev lint clean
+.PHONY: demo test soak lock setup setup-dev lint clean
 
 setup:
 	@python3 deploy/setup.py run

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +38,35 @@ Answer = dict[str, Any]
 
 def call(settings: Settings, account: Account, step: str, *, groups: Sequence[int] = (), **request: Any) -> Answer:
     """Run one step as `account` and return what it answers. Raises StepFailed with the step's own last words."""
+    with begun(settings, account, step, groups=groups, **request) as finish:
+        return finish()
+
+
+@contextmanager
+def begun(
+    settings: Settings, account: Account, step: str, *, groups: Sequence[int] = (), **request: Any
+) -> Iterator[Callable[[], Answer]]:
+    """Start a step and yield what waits for its answer; a step still running when the block ends is ended."""
     argv = [sys.executable, "-P", "-m", "service.steps"]
     environ = settings.environ(worker=step)
     child = start(argv, account, environ=environ, groups=groups, stdin=subprocess.PIPE, output=subprocess.PIPE)
+    assert child.stdin is not None
+    with child:
+        try:
+            with suppress(BrokenPipeError):  # it died: its last words say why
+                child.stdin.write(json.dumps(request | {"step": step}).encode())  # fits into the pipe: nobody waits
+                child.stdin.close()
+            child.stdin = None
+            yield lambda: _answer(child, step)
+        finally:
+            child.kill()
+
+
+def _answer(child: subprocess.Popen[bytes], step: str) -> Answer:
     try:
-        said, _ = child.communicate(json.dumps(request | {"step": step}).encode(), timeout=_SECONDS)
+        said, _ = child.communicate(timeout=_SECONDS)
     except subprocess.TimeoutExpired:
         raise StepFailed(f"{step} did not end within {_SECONDS:.0f} s") from None
-    finally:
-        if child.poll() is None:
-            child.kill()
-            child.communicate()
     if child.returncode != 0:
         last = last_words(said)
         reason = last.get("event") or f"ended with {child.returncode}"

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import stat
 import subprocess
+import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -19,13 +23,22 @@ from service.isolation import Account, establish, start
 PASSWORD = new_password()
 
 
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Path]:
+    """A cluster made once and copied for each test."""
+    folder = Path(tempfile.mkdtemp(prefix="glottis-"))
+    folder.chmod(0o711)
+    EmbeddedPostgres(folder / "pg", folder / "run", establish(folder).database).create(PASSWORD)
+    yield folder / "pg"
+    shutil.rmtree(folder)
+
+
 @pytest.fixture
-def postgres(state_dir: Path) -> EmbeddedPostgres:
+def postgres(state_dir: Path, cluster: Path) -> EmbeddedPostgres:
     run = state_dir / "run"
     run.mkdir(mode=0o711)
-    made = EmbeddedPostgres(state_dir / "pg", run / "pg", establish(state_dir).database)
-    made.create(PASSWORD)
-    return made
+    subprocess.run(["cp", "-a", cluster, state_dir / "pg"], check=True)
+    return EmbeddedPostgres(state_dir / "pg", run / "pg", establish(state_dir).database)
 
 
 def connect(postgres: EmbeddedPostgres, **changes) -> psycopg.Connection:
@@ -109,8 +122,6 @@ def test_it_dies_with_the_process_that_started_it(postgres, tmp_path):
         "p = EmbeddedPostgres(folder / 'pg', folder / 'run/pg', establish(folder).database)\n"
         "p._started(sys.argv[2], subprocess.DEVNULL); print('up', flush=True); time.sleep(60)\n"
     )
-    import sys
-
     parent = subprocess.Popen(
         [sys.executable, script, postgres.folder.parent, PASSWORD], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
     )

@@ -12,18 +12,20 @@ from pathlib import Path
 
 import httpx
 import pytest
-from whole_service import Up, brought_up, eventually, glottis, processes, state  # noqa: F401 — fixtures
+from whole_service import Up, brought_up, copied, eventually, glottis, processes, state  # noqa: F401 — fixtures
 
 
-@pytest.fixture
-def up(state):  # noqa: F811
-    started = Up(state)
-    started.until("serving")
-    yield started
-    if started.process.poll() is None:
-        started.rest(signal.SIGTERM)
-    elif not started.process.stdout.closed:
-        started.process.stdout.close()
+@pytest.fixture(scope="module")
+def up(brought_up):  # noqa: F811
+    """One running Glottis for the tests that leave it as it was."""
+    with copied(brought_up) as settings:
+        started = Up(settings)
+        started.until("serving")
+        yield started
+        family = started.family()
+        code, last = started.rest(signal.SIGTERM)
+        assert code == 0, last
+        assert eventually(lambda: none_left(family, settings))
 
 
 def health(settings, path: str = "/healthz") -> int:
@@ -40,7 +42,7 @@ def none_left(pids, settings) -> bool:
     return not [pid for pid, command in processes().items() if pid in pids or str(settings.state_dir) in command]
 
 
-def test_it_serves_registers_clients_examines_itself_and_leaves_nothing_on_ctrl_c(up):
+def test_it_serves_registers_clients_and_examines_itself(up):
     settings = up.settings
     assert health(settings) == 200
     assert health(settings, "/readyz") == 200
@@ -58,47 +60,6 @@ def test_it_serves_registers_clients_examines_itself_and_leaves_nothing_on_ctrl_
     parts = {finding["part"]: finding for finding in json.loads(found.stdout)["findings"]}
     assert parts["token serving"]["state"] == parts["database"]["state"] == parts["edge"]["state"] == "ok"
     assert "ring/main/1" in parts["token serving"]["said"]
-
-    family = up.family()
-    assert {
-        part for part in ("postgres", "service.vault", "service.log", "service.edge") for line in family.values() if part in line
-    } == {
-        "postgres",
-        "service.vault",
-        "service.log",
-        "service.edge",
-    }
-    began = time.monotonic()
-    code, last = up.rest(signal.SIGINT)
-    assert code == 0, last
-    assert time.monotonic() - began < 10
-    assert "Traceback" not in last
-    assert eventually(lambda: none_left(family, settings))
-
-
-def test_each_part_comes_back_after_it_is_killed(up):
-    for module in ("service.vault", "service.log", "service.edge", "postgres -D"):
-        os.kill(pid_of(up, module), signal.SIGKILL)
-        assert "starting it again" in up.until("ended")
-    assert eventually(lambda: _ready(up.settings), 60), up.said
-
-
-def _ready(settings) -> bool:
-    try:
-        return health(settings, "/readyz") == 200
-    except httpx.HTTPError:
-        return False
-
-
-def test_no_process_outlives_a_killed_supervisor_and_a_new_one_recovers(up):
-    family = up.family()
-    up.rest(signal.SIGKILL)
-    assert eventually(lambda: none_left(family, up.settings))
-    again = Up(up.settings)
-    again.until("serving")
-    assert health(up.settings, "/readyz") == 200
-    code, last = again.rest(signal.SIGTERM)
-    assert code == 0, last
 
 
 def test_no_process_is_started_with_a_secret_or_an_inherited_variable(up, monkeypatch):
@@ -172,3 +133,33 @@ def test_a_wrong_pin_stops_everything_with_one_message_after_one_try(state):  # 
     assert "starting it again" not in done.stdout
     assert "Traceback" not in done.stderr
     assert none_left((), state)
+
+
+def test_killed_parts_come_back_a_killed_whole_leaves_nothing_and_ctrl_c_ends_it_quickly(state):  # noqa: F811
+    up = Up(state)
+    up.until("serving")
+    for module in ("service.vault", "service.log", "service.edge", "postgres -D"):
+        os.kill(pid_of(up, module), signal.SIGKILL)
+        assert "starting it again" in up.until("ended")
+    assert eventually(lambda: _ready(state), 60), up.said
+
+    family = up.family()
+    up.rest(signal.SIGKILL)
+    assert eventually(lambda: none_left(family, state))
+
+    again = Up(state)
+    again.until("serving")
+    assert _ready(state)
+    family, began = again.family(), time.monotonic()
+    code, last = again.rest(signal.SIGINT)
+    assert code == 0, last
+    assert time.monotonic() - began < 10
+    assert "Traceback" not in last
+    assert eventually(lambda: none_left(family, state))
+
+
+def _ready(settings) -> bool:
+    try:
+        return health(settings, "/readyz") == 200
+    except httpx.HTTPError:
+        return False

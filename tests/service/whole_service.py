@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -118,9 +119,9 @@ def brought_up() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-@pytest.fixture
-def state(brought_up: Path) -> Iterator[Settings]:
-    """Settings with a state folder of this test's own, brought up already, at a port that is free."""
+@contextmanager
+def copied(brought_up: Path) -> Iterator[Settings]:
+    """Settings with a copy of a state folder that was brought up already, at a port that is free."""
     folder = Path(tempfile.mkdtemp(prefix="glottis-"))
     folder.chmod(0o711)
     target = folder / "s"
@@ -131,3 +132,10 @@ def state(brought_up: Path) -> Iterator[Settings]:
         url.write_text(url.read_text().replace(str(brought_up).replace("/", "%2F"), str(target).replace("/", "%2F")))
     yield Settings.load({"GLOTTIS_STATE_DIR": str(target), "GLOTTIS_PORT": str(free_port()), "GLOTTIS_VAULT_WORKERS": "1"})
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+def state(brought_up: Path) -> Iterator[Settings]:
+    """A state folder of this test's own."""
+    with copied(brought_up) as settings:
+        yield settings
