@@ -12,7 +12,7 @@ from keyvault.hsm import KeyName, NewDek, OpenDek, RingMaster
 from keyvault.locked import LockedBuffer
 from keyvault.pkcs11_names import LOST_KEY, LOST_SESSION, Answer, Attribute, Mechanism, ObjectClass
 from keyvault.pkcs11_raw import GCM_NONCE, GCM_TAG, Template
-from keyvault.pkcs11_start import Module, Token, TokenConfig, TokenSession
+from keyvault.pkcs11_start import Module, Token, TokenConfig, TokenSession, starting_alone
 from keyvault.refusals import audit, probe
 from keyvault.templates import DEK_OPENING, DEK_REWRAPPING, DEK_SEALING, KEYS, KeyPlan
 
@@ -37,18 +37,19 @@ class Pkcs11Hsm:
         Raises HsmUnavailable, PinRejected, and PromiseBroken where the token holds another TRUSTED object than
         `expected_masters`, two keys under one name, or allows what a template forbids. The module is stopped then.
         """
-        module = Module(config.module, config.folder)
-        try:
-            token = Token(module, config, pin)
-            masters = tuple(sorted(expected_masters))
-            session = token.open_session()
-            names = audit(session, masters)
-            for master in masters:
-                probe(session, master)
-            session.close()
-        except BaseException:
-            module.stop()
-            raise
+        with starting_alone(config.folder):
+            module = Module(config.module, config.folder)
+            try:
+                token = Token(module, config, pin)
+                masters = tuple(sorted(expected_masters))
+                session = token.open_session()
+                names = audit(session, masters)
+                for master in masters:
+                    probe(session, master)
+                session.close()
+            except BaseException:
+                module.stop()
+                raise
         return cls(token, masters, names)
 
     def masters(self) -> tuple[RingMaster, ...]:

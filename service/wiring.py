@@ -49,6 +49,7 @@ POOL_SIZE = 16
 SPEAKING_AT_ONCE = 1
 """Syntheses at once in one worker: each keeps one core busy, and workers are started by the core."""
 IN_LINE = 64
+"""Requests that may wait for their turn in one worker, each with its voice open: a dozen kilobytes of locked memory."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class Found:
 
 
 def needles_of(name: str, vector: npt.NDArray[np.float32], count: int = 6) -> dict[str, bytes]:
-    """`count` runs of eight numbers from all over the vector, in three number formats. Constant runs say nothing and are left out."""
+    """`count` runs of eight numbers from all over the vector, in three number formats; constant runs say nothing."""
     found: dict[str, bytes] = {}
     starts = [s for s in range(0, len(vector) - RUN + 1, RUN) if len(np.unique(vector[s : s + RUN])) == RUN]
     for start in [starts[i] for i in np.linspace(0, len(starts) - 1, min(count, len(starts))).astype(int)]:
@@ -76,7 +76,8 @@ def _scan_one(pid: int, needles: Mapping[str, bytes]) -> list[Found]:
         for line in maps:
             span, mode, *rest = line.split(maxsplit=5)
             mapping = rest[3] if len(rest) > 3 else ""
-            if "r" not in mode or mapping in _SKIPPED:
+            # A file mapped read-only holds what the file holds: no secret was ever written there.
+            if "r" not in mode or mapping in _SKIPPED or ("w" not in mode and mapping.startswith("/")):
                 continue
             start, end = (int(part, 16) for part in span.split("-"))
             out += _scan_span(memory, start, end, longest, needles, pid, program, mapping)
@@ -95,6 +96,9 @@ def _scan_span(
             block = os.pread(memory, min(_CHUNK + longest, end - at), at)
         except OSError:
             block = b""  # a page that is not there, e.g. past the end of a mapped file
+        if block.count(0) == len(block):
+            at += _CHUNK  # untouched pages: quick to see, slow to search
+            continue
         for name, value in needles.items():
             where = block.find(value)
             while where >= 0:

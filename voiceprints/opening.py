@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import UUID
+
+import numpy as np
+import numpy.typing as npt
 
 from keyvault.database import Database
 from keyvault.errors import RecordTampered, SealBroken
 from keyvault.keys import VoiceKeys
+from keyvault.locked import LockedBuffer
 from keyvault.records import KeyRef, WrappedKey
 from policies.errors import GrantMismatch
 from policies.grants import Grant, Purpose
@@ -27,9 +32,10 @@ _OPENS = frozenset({Purpose.SPEAK, Purpose.COMPARE})
 
 @dataclass(frozen=True)
 class OpenVoice:
-    """A voice in the clear, for the length of one `with` block. Every array is a view of one locked buffer.
+    """A voice in the clear, for the length of one `with` block: both arrays are views of one locked buffer.
 
-    `scratch` hands out more views of that buffer. Never copy from any of them; all are zero when the block has ended.
+    `scratch` hands out views of a second one, taken when it is first asked: a voice that waits for its turn holds little.
+    Never copy from any of them; all are zero when the block has ended.
     """
 
     key: KeyRef
@@ -38,6 +44,19 @@ class OpenVoice:
     conditioning: Vector = field(repr=False)
     conditioning_model: str
     scratch: Scratch = field(repr=False)
+
+
+class _Scratch:
+    """Locked memory that is taken when the first array is asked for, and given back with everything that `held` holds."""
+
+    def __init__(self, memory: LockedMemory, size: int, held: ExitStack) -> None:
+        self._memory, self._size, self._held = memory, size, held
+        self._buffer: LockedBuffer | None = None
+
+    def __call__(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
+        if self._buffer is None:
+            self._buffer = self._held.enter_context(self._memory.buffer(self._size))
+        return self._buffer.array(shape, dtype)
 
 
 class OpenVoices:
@@ -63,12 +82,20 @@ class OpenVoices:
         grant.require(grant.token.purpose, voice=voice)
         tenant = grant.token.tenant
         embedding, conditioning, key = self._found(tenant, voice)
-        room = BYTES + 4 * count(conditioning) + _ALIGNED + scratch_bytes
-        with self._memory.buffer(room) as buffer:
+        room = BYTES + 4 * count(conditioning) + _ALIGNED
+        with ExitStack() as held:
+            buffer = held.enter_context(self._memory.buffer(room))
             with self._keys.open(key, lambda: grant.recheck(self._clock(), key=key.ref)) as dek:
                 numbers = open_into(dek, embedding, tenant=tenant, voice=voice, kind=RowKind.EMBEDDING, target=buffer)
                 colour = open_into(dek, conditioning, tenant=tenant, voice=voice, kind=RowKind.CONDITIONING, target=buffer)
-            yield OpenVoice(key.ref, checked_embedding(numbers), embedding.model_id, colour, conditioning.model_id, buffer.array)
+            yield OpenVoice(
+                key.ref,
+                checked_embedding(numbers),
+                embedding.model_id,
+                colour,
+                conditioning.model_id,
+                _Scratch(self._memory, scratch_bytes, held),
+            )
 
     def _found(self, tenant: str, voice: UUID) -> tuple[SealedRow, SealedRow, WrappedKey]:
         with reading(self._database) as transaction:

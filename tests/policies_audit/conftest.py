@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import sqlalchemy
 from audit_parts import Log
-from hsm_fixtures import ServingToken, serving_token  # noqa: F401 — a fixture
+from hsm_fixtures import ServingToken
 
 from policies.audit.store import AuditStore
 
 
 @pytest.fixture
-def log(database: sqlalchemy.Engine, serving_token: ServingToken, tmp_path: Path) -> Log:  # noqa: F811 — a fixture
+def log(database: sqlalchemy.Engine, serving_token: ServingToken, tmp_path: Path) -> Log:
     return Log(database, AuditStore(database, serving_token.hsm), tmp_path / "checkpoint")

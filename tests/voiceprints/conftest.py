@@ -5,14 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import sqlalchemy
-from hsm_fixtures import ServingToken, serving_token
+from hsm_fixtures import ServingToken
 from sound import flac, samples
 from vault import SmallVault
 
 from voiceprints.activity import Activity
 from voiceprints.encoder import Encoder
-
-__all__ = ["serving_token"]
 
 
 @pytest.fixture(scope="session")
