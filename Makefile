@@ -1,4 +1,6 @@
 # Two commands do everything: `make demo` and `make test`. Both set up what they need first.
+export ORT_DISABLE_TELEMETRY = 1
+
 .PHONY: demo test soak lock setup setup-dev lint clean
 
 setup:

@@ -1,6 +1,6 @@
 """How fast speech is made, and how much nearer a measured voice is to its speaker than the model's own voice.
 
-    python -m bench.speech [--quick] [--speech FOLDER]
+    ORT_DISABLE_TELEMETRY=1 python -m bench.speech [--quick] [--speech FOLDER]
 
 One JSON object a line. Speakers are the folders of FOLDER (default: examples/speech) with at least five utterances: three
 enrol, the rest judge. The judge is GE2E, which has no part in the measurement; no gradient or search sees it. Speaking and

@@ -13,6 +13,7 @@ import onnxruntime
 
 from synth.errors import ModelRefused
 from synth.models import SHIPPED, Manifest, load_manifest
+from voiceprints.models import require_no_telemetry
 
 Array = npt.NDArray[np.float32]
 
@@ -27,6 +28,7 @@ def open_session(graph: bytes, manifest: Manifest | None = None, *, tap: str | N
     `tap` names an inner value of the graph that the session shall give as one more output, after the manifest's. Memory
     patterns are off: they are cached per input shape, and texts have ever new shapes, so memory would grow.
     """
+    require_no_telemetry()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.enable_mem_pattern = False

@@ -11,7 +11,7 @@ import onnxruntime
 
 from voiceprints.decoding import RATE, Samples, checked_samples
 from voiceprints.errors import ModelRefused
-from voiceprints.models import FOLDER, SILERO
+from voiceprints.models import FOLDER, SILERO, require_no_telemetry
 
 STEP = 512
 _CONTEXT = 64
@@ -51,6 +51,7 @@ class Activity:
     """The detector. Same samples, same answer; safe from any thread (its state is the call's own)."""
 
     def __init__(self, folder: Path = FOLDER) -> None:
+        require_no_telemetry()
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 3

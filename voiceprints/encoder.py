@@ -21,7 +21,7 @@ from voiceprints.embedding import SIZE, Vector, centre
 from voiceprints.errors import ModelRefused
 from voiceprints.mel import BANDS, FRAMES, slaney_filters, window_count, windowed_mel
 from voiceprints.memory import Scratch
-from voiceprints.models import FOLDER, GE2E
+from voiceprints.models import FOLDER, GE2E, require_no_telemetry
 
 BATCH = 4
 """Windows in one run: always as many, so that every run has the same shape and the next one overwrites it."""
@@ -39,6 +39,7 @@ class Encoder:
     """The encoder. Same samples, same bits. One use at a time: the arena then has one set of blocks to overwrite."""
 
     def __init__(self, folder: Path = FOLDER) -> None:
+        require_no_telemetry()
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 3

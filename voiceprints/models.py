@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from voiceprints.errors import ModelRefused
 
 FOLDER = Path(__file__).parent / "models"
+
+TELEMETRY_OFF = "ORT_DISABLE_TELEMETRY"
+"""Set to 1 in the environment of every process, before the runtime is imported."""
+
+
+def require_no_telemetry() -> None:
+    """Refuse an ONNX Runtime that reports to its maker: since 1.32 it does, from wherever it is imported, unless told not to.
+
+    Raises ModelRefused where the environment does not say so. A vault talks to its socket and its database, and to nobody.
+    """
+    if os.environ.get(TELEMETRY_OFF) != "1":
+        raise ModelRefused(f"{TELEMETRY_OFF}=1 is not set in the environment: the ONNX Runtime would report to its maker")
 
 
 @dataclass(frozen=True)

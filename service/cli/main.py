@@ -54,6 +54,7 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point of the program."""
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # `doctor` and `demo` load models too
     try:
         code = cli.main(prog_name="glottis", standalone_mode=False)
     except click.exceptions.Abort:

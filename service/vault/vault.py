@@ -143,7 +143,6 @@ class Vault:
                     "invalid_request", "The voice needs a name.", "Send the form field `name`: 1 to 100 printable characters."
                 )
             enrolled = self.enrolment.enrol(upload.recordings, name, grant)
-            facts["voice"] = str(enrolled.voice_id)
             facts["speech_milliseconds"] = round(enrolled.quality.speech_seconds * 1000)
         answer = {"id": str(enrolled.voice_id), "name": enrolled.name, "state": "active", "key_version": enrolled.key.version}
         return Done(grant.intent_id, {**answer, "quality": _measured(enrolled.quality)})

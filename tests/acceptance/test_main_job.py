@@ -147,6 +147,20 @@ def test_logs_hold_no_secrets(running: Installation, voice: str) -> None:
         json.loads(line)
 
 
+def test_vault_and_log_talk_to_nobody_but_their_own(running: Installation, voice: str) -> None:
+    """No network socket in a process that holds a PIN: only Unix sockets, to the edge and the database."""
+    running.client("studio").speak(voice, TEXT)
+    network = set()
+    for table in ("tcp", "tcp6", "udp", "udp6", "raw", "raw6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            network.add(f"socket:[{line.split()[9]}]")
+    for pid in running.pid_of("service.vault") + running.pid_of("service.log"):
+        links = {str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()}
+        assert not links & network
+        assert not [link for link in links if "telemetry" in link.lower() or "onnxruntime.db" in link]
+        assert b"ORT_DISABLE_TELEMETRY=1" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+
+
 def test_the_log_tells_it_all_and_verifies_alone(running: Installation, voice: str, tmp_path: Path) -> None:
     client = running.client("studio")
     client.speak(voice, TEXT)

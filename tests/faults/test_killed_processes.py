@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -27,14 +28,13 @@ UNAVAILABLE = {"vault_unavailable", "audit_unavailable", "busy"}
 
 def spoken(client: VoiceClient, voice: str, token: str) -> str | None:
     """The intent under which this token spoke; None if it was refused or nobody answered."""
+    body = {"input": TEXT, "voice": voice, "response_format": "pcm"}
     try:
-        body = {"input": TEXT, "voice": voice, "response_format": "pcm"}
         answer = client.call("POST", "/v1/audio/speech", token, json=body)
     except (Refused, httpx.HTTPError):
         return None
-    else:
-        assert len(answer.content) > 1000
-        return str(answer.headers["x-glottis-intent"])
+    assert len(answer.content) > 1000
+    return str(answer.headers["x-glottis-intent"])
 
 
 def recorded(installation: Installation) -> set[str]:
@@ -44,11 +44,10 @@ def recorded(installation: Installation) -> set[str]:
 
 def wait_until_serving(client: VoiceClient, voice: str) -> None:
     for _ in range(300):
-        try:
+        with contextlib.suppress(Refused, httpx.HTTPError):
             client.speak(voice, TEXT)
             return
-        except (Refused, httpx.HTTPError):
-            time.sleep(0.2)
+        time.sleep(0.2)
     raise AssertionError("service did not come back within a minute")
 
 
