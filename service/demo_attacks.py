@@ -144,10 +144,12 @@ def weaker_unwrap(scene: Scene) -> None:
     answers = steps.call(scene.settings, account, "try_unwraps")
     if answers.pop("the full template") != "OK":
         raise DemoFailed("the token refused the right template")
-    for attempt, answer in answers.items():
-        if answer == "OK":
-            raise DemoFailed(f"the token unwrapped a voice's key with {attempt}")
-        scene.transcript.refused(f"C_UnwrapKey with {attempt}, with the serving PIN", answer, "the full template")
+    allowed = [attempt for attempt, answer in answers.items() if answer == "OK"]
+    if allowed or not answers:
+        raise DemoFailed(f"the token unwrapped a voice's key with {', '.join(allowed) or 'no attempt made'}")
+    given = ", ".join(sorted(set(answers.values())))
+    attack = f"C_UnwrapKey with {len(answers)} weaker templates, such as SENSITIVE False, with the serving PIN"
+    scene.transcript.refused(attack, given, "the full template")
 
 
 _SWAP_SEALED = """
