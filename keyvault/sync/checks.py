@@ -12,7 +12,7 @@ from keyvault.sync.errors import (
     StoreRolledBack,
     SyncRefused,
 )
-from keyvault.sync.state import VOTED, Anchor, Held, SiteState, missing
+from keyvault.sync.state import VOTED, Held, SiteState, missing
 from keyvault.sync.statement import Manifest, Op, Proposal, Status
 from keyvault.sync.table import Records
 
@@ -31,7 +31,9 @@ def require_votable(state: SiteState, heard: Status | None, manifest: Manifest) 
     Raises StoreRolledBack, Conflict, PeerUnheard, SiteBehind, SitesDiverged.
     """
     ledger = state.ledger
-    if state.recovering and state.recovering != Anchor(manifest.epoch, VOTED, manifest.digest):
+    goal = state.recovering
+    # What this HSM signed for and the store forgot may be signed for again: the same manifest, and no other.
+    if goal and (goal.epoch, goal.head) != (manifest.epoch, manifest.digest):
         raise StoreRolledBack("this site must catch up with its anchor first")
     if state.withdrawn == manifest.epoch:
         raise Conflict("this site promised not to vote at this epoch", ledger.epoch)
@@ -82,9 +84,9 @@ def check_ended(state: SiteState, manifest: Manifest) -> None:
         if goal is None or (manifest.epoch, manifest.ended) != (goal.epoch + 1, goal.head):
             raise SyncRefused("this site recovers from nothing that the act names")
         return
-    doubt, finished = b"", False
+    doubt = b""
     if state.vote:
-        doubt, finished = state.vote.proposal.manifest.digest, state.vote.acknowledge is not None
+        doubt = state.vote.proposal.manifest.digest
     elif goal:
         # The store forgot a vote that the HSM's anchor remembers; an acknowledged one would have closed the anchor.
         if goal.rank != (state.ledger.epoch + 1, VOTED):
@@ -92,5 +94,5 @@ def check_ended(state: SiteState, manifest: Manifest) -> None:
         doubt = goal.head
     if manifest.ended != doubt:
         raise SyncRefused("the act must end exactly the transaction that is open here")
-    if manifest.op is Op.END and (finished or not doubt):
+    if manifest.op is Op.END and (not doubt or state.anchor.rank > (state.ledger.epoch + 1, VOTED)):
         raise SyncRefused("only a transaction that this site has not acknowledged can end without replacing the other site")

@@ -99,7 +99,9 @@ def adoption_subject(data: bytes, anchor: Anchor) -> bytes:
 def saved(before: SiteState, after: SiteState, anchor: Anchor | None = None) -> Change:
     """Replace the state, and then the anchor if this step moves it."""
     # Whatever the last step asked for is durable by now, so the anchor it left is the only one that may be found.
-    state = replace(after, before=after.anchor, anchor=anchor or after.anchor)
+    # An HSM's anchor never goes down: a step taken again after a restore finds it where it belongs.
+    highest = max(after.anchor, anchor or after.anchor, key=lambda one: one.rank)
+    state = replace(after, before=after.anchor, anchor=highest)
     advance = () if state.anchor == state.before else (AdvanceAnchor(state.anchor),)
     return state, (SaveState(state.encode(), before.digest), *advance)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import os
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,6 +19,7 @@ from sync_world import (
     NOW,
     Crashed,
     Node,
+    ceremony,
     certificate,
     make_roster,
     propose,
@@ -34,6 +35,7 @@ from keyvault.sync.errors import StoreRolledBack, TokenRolledBack
 from keyvault.sync.protocol import Site, Step
 from keyvault.sync.state import VOTED, SiteState
 from keyvault.sync.statement import Ballot, Certificate, Op, Phase, Proposal, Signed
+from keyvault.sync.table import with_sites
 from keyvault.sync.verify import verify_certificates
 
 RING = "ring/main"
@@ -394,12 +396,30 @@ class TwoSites(RuleBasedStateMachine):
         if not any(node.state.evidence for node in self.nodes.values()):
             self.suspect.clear()
             self.nothing_wraps_under_a_master_that_exists_once()
-            self.propose_rotation("a", "same")
-            run(self.proposals[-1], list(self.nodes.values()))
-            assert self.nodes["a"].state.protecting(RING) == self.nodes["b"].state.protecting(RING)
-            for node in self.nodes.values():
-                self.archive |= node.store.certificates
-            self.offline_verifier_agrees()
+            self.rotate_again()
+
+    def rotate_again(self) -> None:
+        """Whatever happened, the cluster can be brought to a new version that both sites hold."""
+        stuck = [node for node in self.nodes.values() if node.state.vote or node.state.recovering]
+        pair = self.replaced() if stuck else list(self.nodes.values())
+        name = f"{RING}/{self.version + 1}"
+        ceremony(pair, name)
+        run(rotation(pair[0].ledger, self.version + 1), pair)
+        assert pair[0].state.protecting(RING) == pair[1].state.protecting(RING)
+        self.archive |= pair[0].store.certificates
+        self.offline_verifier_agrees(pair)
+
+    def replaced(self) -> list[Node]:
+        """One site lost what it acknowledged: officers replace it, and the new site joins from the certificates."""
+        survivor = next(node for node in self.nodes.values() if not node.state.recovering)
+        ledger, doubt = survivor.ledger, survivor.state.vote.proposal.manifest.digest if survivor.state.vote else b""
+        roster = make_roster(survivor.name + "c", epoch=2)
+        rows = with_sites(ledger.records, survivor.name, roster.names)
+        fields = {"epoch": ledger.epoch + (2 if doubt else 1), "ended": doubt, "survivor": survivor.name, "reason": "lost"}
+        act = propose(ledger, Op.REPLACE, rows, roster, **fields)
+        survivor.do(lambda site: site.act(act.encode(), survivor.token.held(), NOW))
+        self.archive = {epoch: data for epoch, data in self.archive.items() if epoch <= ledger.epoch} | survivor.store.certificates
+        return [survivor, Node("c", self.roster, join=[self.archive[epoch] for epoch in sorted(self.archive)])]
 
     def settle(self) -> None:
         """What a coordinator does with an open vote: finish it if every site can, void it, or call the officers."""
@@ -412,7 +432,8 @@ class TwoSites(RuleBasedStateMachine):
             for move in (self.prepare, self.commit, self.acknowledge, self.finish):
                 for name in "ab":
                     move(proposal, name)
-        for name in "ab" if any(node.state.vote or node.state.recovering for node in self.nodes.values()) else "":
+        states = [node.state for node in self.nodes.values()]
+        for name in "ab" if any(state.vote or state.recovering or state.withdrawn for state in states) else "":
             self.withdraw(name)
         for epoch in [epoch for epoch, ballots in self.ballots.items() if len(ballots) == 2]:
             for name in "ab":
@@ -427,8 +448,8 @@ class TwoSites(RuleBasedStateMachine):
                 self.end(node, state.vote.proposal.manifest.digest if state.vote else state.recovering.head)
                 break
 
-    def offline_verifier_agrees(self) -> None:
-        for node in self.nodes.values():
+    def offline_verifier_agrees(self, nodes: Iterable[Node] = ()) -> None:
+        for node in nodes or self.nodes.values():
             if node.state.evidence:
                 continue
             chain = [self.archive[epoch] for epoch in sorted(self.archive) if epoch <= node.ledger.epoch]

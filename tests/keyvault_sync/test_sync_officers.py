@@ -188,6 +188,30 @@ def test_a_forgotten_vote_is_remembered_by_the_anchor() -> None:
     assert a.state.protecting(RING).version == 2
 
 
+def test_a_forgotten_acknowledgement_is_given_again_for_the_same_transaction_and_never_ended() -> None:
+    """The reply got lost, then the store: only the anchor knows what this HSM signed."""
+    a, b = found_pair()
+    before = copy.deepcopy(a.store)
+    proposal = voted(a, b, sites="ab")
+    prepares = [node.state.vote.prepare.encode() for node in (a, b) if node.state.vote]
+    commits = [node.do(lambda site: site.commit(prepares)) for node in (a, b)]
+    proofs = prove(proposal, Phase.ACKNOWLEDGE, [a, b])
+    a.do(lambda site: site.acknowledge(commits, proofs["a"], a.token.held()))
+    a.store = before
+    a.adopt()
+    with pytest.raises(StoreRolledBack):
+        act(a, end(a, proposal))
+    meet(a, b)
+    again = prove(proposal, Phase.PREPARE, [a, b])
+    a.do(lambda site: site.prepare(proposal.encode(), again["a"], a.token.held(), NOW))
+    with pytest.raises(SyncRefused, match="acknowledged"):
+        act(a, end(a, proposal))
+    a.start()
+    run(proposal, [a, b])
+    assert a.ledger == b.ledger
+    assert a.state.protecting(RING).version == 2
+
+
 def test_a_site_that_forgot_its_vote_with_its_token_meets_its_own_signature_and_freezes() -> None:
     a, b = found_pair()
     both = a.snapshot()
