@@ -106,20 +106,8 @@ class Site:
         root, count = held_root(state.ledger.records, state.site, absent)
         vote = state.vote.proposal.manifest.digest if state.vote else b""
         ledger = state.ledger
-        return self._signed(
-            Status(
-                ledger.roster.cluster,
-                state.site,
-                ledger.epoch,
-                ledger.head,
-                vote,
-                root,
-                count,
-                absent,
-                int(bool(state.evidence)),
-                challenge,
-            )
-        ).encode()
+        at = (ledger.roster.cluster, state.site, ledger.epoch, ledger.head, vote)
+        return self._signed(Status(*at, root, count, absent, int(bool(state.evidence)), challenge)).encode()
 
     def hear(self, message: bytes) -> Step:
         """The other site's status, in answer to our challenge. Quarantines what it lacks or describes otherwise.
@@ -318,15 +306,8 @@ class Site:
 
     def _phase(self, proposal: Proposal, phase: Phase, answers: tuple[Answer, ...]) -> PhaseStatement:
         manifest = proposal.manifest
-        return PhaseStatement(
-            phase,
-            manifest.cluster,
-            manifest.epoch,
-            manifest.digest,
-            self.state.site,
-            manifest.root,
-            answers_digest(answers),
-        )
+        about = (manifest.cluster, manifest.epoch, manifest.digest, self.state.site, manifest.root)
+        return PhaseStatement(phase, *about, answers_digest(answers))
 
     def _endorse(self, proposal: Proposal, phase: Phase, proofs: Sequence[Proof]) -> Endorsement:
         signed = tuple(proof.peer for proof in proofs)

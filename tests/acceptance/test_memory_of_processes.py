@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
@@ -34,7 +35,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root: the memory of undumpable processes is closed to everybody else"),
 ]
 
-OPENINGS = REFUSALS = 200
+TIMES = 200
 TEXT = "Yes."
 
 
@@ -73,12 +74,15 @@ def secrets_of(installation: Installation, voice: str) -> Secrets:
 def used(running: Installation) -> tuple[str, Secrets]:
     """A voice enrolled by this installation, opened 200 times and refused 200 times."""
     voice, client = running.voice("2414"), running.client("studio")
-    for number in range(OPENINGS):
+
+    def open_and_be_refused(_: int) -> None:
         client.speak(voice, TEXT, response_format="pcm")
-        if number < REFUSALS:
-            token = client.token("speak", voice=voice, text=TEXT)
-            with pytest.raises(Refused):
-                client.call("POST", "/v1/audio/speech", token, json={"input": "Not this.", "voice": voice})
+        token = client.token("speak", voice=voice, text=TEXT)
+        with pytest.raises(Refused):
+            client.call("POST", "/v1/audio/speech", token, json={"input": "Not this.", "voice": voice})
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(open_and_be_refused, range(TIMES)))
     return voice, secrets_of(running, voice)
 
 
