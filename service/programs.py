@@ -28,6 +28,7 @@ _ENVIRON = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "LC_ALL": "C.UTF-8",
     "TZ": "UTC",
+    "MALLOC_ARENA_MAX": "2",  # one heap a thread would keep what each thread once needed
     "ORT_DISABLE_TELEMETRY": "1",  # the ONNX Runtime would report to its maker
     "OPENBLAS_NUM_THREADS": "1",  # a second thread costs more than it gives on vectors this small
 }
