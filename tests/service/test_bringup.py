@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from whole_service import PYTHON_PATH, ROOT, brought_up, glottis, state  # noqa: F401 — fixtures
+from whole_service import brought_up, free_port, glottis, PYTHON_PATH, ROOT, state  # noqa: F401 — fixtures
 
 from service import bringup, steps
 from service.errors import AlreadyRunning, HalfMade, StateFolderRefused, StepFailed
@@ -154,8 +154,8 @@ def test_a_folder_with_other_things_in_it_is_left_as_it_is(state_dir):
 
 
 def test_a_missing_module_is_said_before_anything_is_made(state_dir):
-    settings = Settings.load({"GLOTTIS_STATE_DIR": str(state_dir / "s"), "GLOTTIS_PKCS11_MODULE": str(state_dir / "none.so")})
-    done = glottis(settings, "up")
+    variables = {"GLOTTIS_STATE_DIR": str(state_dir / "s"), "GLOTTIS_PKCS11_MODULE": str(state_dir / "none.so")}
+    done = glottis(Settings.load(variables | {"GLOTTIS_PORT": str(free_port())}), "up")
     assert done.returncode == 2
     assert "none.so" in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
