@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from whole_service import brought_up, free_port, glottis, PYTHON_PATH, ROOT, state  # noqa: F401 — fixtures
+from whole_service import PYTHON_PATH, ROOT, brought_up, free_port, glottis, state  # noqa: F401 — fixtures
 
 from service import bringup, steps
 from service.errors import AlreadyRunning, HalfMade, StateFolderRefused, StepFailed
