@@ -22,6 +22,13 @@ class HsmUnavailable(KeyVaultError):
     fix = "Retry; if it lasts, check the PKCS#11 module and its token with `glottis doctor`."
 
 
+class ModuleRefused(HsmUnavailable):
+    """This is no PKCS#11 module that can be used."""
+
+    code = "pkcs11_module_refused"
+    fix = "Correct GLOTTIS_PKCS11_MODULE, or unset it to use SoftHSM (`apt install softhsm2`)."
+
+
 class PinRejected(HsmUnavailable):
     """The token refused the PIN; no second attempt was made."""
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import pkcs11
 
-from keyvault.errors import CallFailed, HsmUnavailable, KeyNotFound, PinRejected, PromiseBroken
+from keyvault.errors import CallFailed, HsmUnavailable, KeyNotFound, ModuleRefused, PinRejected, PromiseBroken
 from keyvault.pkcs11_names import LOST_KEY, LOST_SESSION, Answer, Attribute, ObjectClass, Role
 from keyvault.pkcs11_raw import RawCalls, Template
 
@@ -48,14 +48,14 @@ class Module:
 
     def __init__(self, path: Path, folder: Path | None) -> None:
         if not path.is_file():
-            raise HsmUnavailable(f"no PKCS#11 module at {path}")
+            raise ModuleRefused(f"no PKCS#11 module at {path}")
         if folder is not None:
             # SoftHSM reads this at every C_Initialize; there is no other way to tell it.
             os.environ["SOFTHSM2_CONF"] = str(folder / "softhsm2.conf")
         try:
             self.calls = RawCalls(ctypes.CDLL(str(path)))
         except (OSError, AttributeError) as error:
-            raise HsmUnavailable(f"{path} is not a PKCS#11 module: {error}") from error
+            raise ModuleRefused(f"{path} is not a PKCS#11 module: {error}") from error
         _require_writable(self.calls.table)
         loaded: list[Any] = []
         with answers("C_Initialize"):

@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from keyvault.errors import CeremonyRefused, HsmUnavailable
+from keyvault.errors import CeremonyRefused, ModuleRefused
 from keyvault.pkcs11_names import Role
 from keyvault.pkcs11_start import Module
 
@@ -30,18 +30,18 @@ _SYSTEM = (
 def find_module() -> Path:
     """The PKCS#11 module to use: the one the environment names, one unpacked inside this venv, or the system's.
 
-    Raises HsmUnavailable, naming how to install one. A named module that is missing is never replaced by another.
+    Raises ModuleRefused, naming how to install one. A named module that is missing is never replaced by another.
     """
     named = os.environ.get(MODULE_VARIABLE)
     if named:
         if Path(named).is_file():
             return Path(named)
-        raise HsmUnavailable(f"{MODULE_VARIABLE} names {named}, which does not exist")
+        raise ModuleRefused(f"{MODULE_VARIABLE} names {named}, which does not exist")
     unpacked = sorted((Path(sys.prefix) / "softhsm").rglob(_FILE))
     for candidate in (*unpacked, *(Path(folder) / _FILE for folder in _SYSTEM)):
         if candidate.is_file():
             return candidate
-    raise HsmUnavailable(f"SoftHSM is not installed: `apt install softhsm2`, or set {MODULE_VARIABLE} to a PKCS#11 module")
+    raise ModuleRefused(f"SoftHSM is not installed: `apt install softhsm2`, or set {MODULE_VARIABLE} to a PKCS#11 module")
 
 
 def make_token(module: Path, folder: Path, label: str, so_pin: str, user_pin: str) -> str:

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,14 +22,14 @@ from sqlalchemy import make_url
 
 from service import certificates, steps
 from service.embedded import SUPERUSER, EmbeddedPostgres, new_password
-from service.errors import AlreadyRunning, HalfMade, StateFolderRefused
+from service.errors import AlreadyRunning, HalfMade, NotRunning, StateFolderRefused
 from service.isolation import Account, Isolation, establish
 from service.schema import LOG, OWNER, VAULT
 from service.settings import Secret, Settings
 from service.site import Site, module, token_facts
 
 TOKENS = ("serving", "log", "officer")
-_LOCK = ".lock"
+LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ def held(settings: Settings) -> Iterator[None]:
     folder = settings.state_dir
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not (folder / _LOCK).exists() and any(folder.iterdir()):
+        if not (folder / LOCK).exists() and any(folder.iterdir()):
             raise StateFolderRefused(f"{folder} holds files that are not of Glottis")
-        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise StateFolderRefused(f"{folder} cannot be used: {error.strerror}") from error
     try:
@@ -64,6 +64,13 @@ def held(settings: Settings) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def require_running(settings: Settings) -> None:
+    """Raise NotRunning unless a `glottis up` holds this state folder, and HalfMade where none ever did."""
+    Site.load(settings.site_file)
+    with suppress(AlreadyRunning), held(settings):
+        raise NotRunning(f"no glottis up holds {settings.state_dir}")
 
 
 def prepare(settings: Settings) -> Installation:

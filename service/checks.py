@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from service import bringup, steps
 from service.cli.exits import Exit, exit_for
-from service.errors import AlreadyRunning
+from service.errors import AlreadyRunning, StateFolderRefused
 from service.isolation import Account, Isolation, establish
 from service.programs import edge_serves, listening, vault_serves
 from service.schema import check_versions, opened
@@ -42,7 +42,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield _try("pkcs11", lambda: str(module(settings)))
     if not settings.site_file.exists():
         yield _try("port", lambda: _port_free(settings))
-        yield Finding("state", "note", f"{settings.state_dir} was never started", "Start it once: glottis up")
+        yield _never_started(settings)
         return
     isolation = establish(settings.state_dir)
     yield Finding("state", "ok", str(settings.state_dir))
@@ -52,6 +52,15 @@ def examine(settings: Settings) -> Iterator[Finding]:
         "sites", "note", "one site: a development roster; a lost token is a lost ring", "Add a second site for production."
     )
     yield from _running(settings, isolation)
+
+
+def _never_started(settings: Settings) -> Finding:
+    folder = settings.state_dir
+    if folder.exists() and not (folder / bringup.LOCK).exists() and (not folder.is_dir() or any(folder.iterdir())):
+        refused = StateFolderRefused(f"{folder} holds files that are not of Glottis")
+        return Finding("state", "fails", str(refused), refused.mend, exit_for(refused))
+    mend = "Start it once: glottis up. If it runs elsewhere, name its folder in GLOTTIS_STATE_DIR in this terminal too."
+    return Finding("state", "note", f"{folder} was never started", mend)
 
 
 def worst(findings: list[Finding]) -> Exit:
@@ -72,7 +81,7 @@ def _try(part: str, look: Callable[[], str]) -> Finding:
 
 def _libraries() -> str:
     require_one_runtime()
-    return f"glottis {metadata.version('glottis')}, onnxruntime {metadata.version('onnxruntime')}, the only one"
+    return f"glottis {metadata.version('glottis')}, onnxruntime {metadata.version('onnxruntime')} and no other runtime"
 
 
 def _models() -> str:

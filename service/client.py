@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import ssl
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from policies.proofs import make_proof
+from service.errors import PartMissing
+from service.settings import Settings
 
 
 class Refused(Exception):
@@ -54,6 +57,18 @@ class VoiceClient:
         return cls(
             base_url or known["base_url"], folder / "client.pem", folder / "client.key", folder / "dpop.key", folder / "ca.pem"
         )
+
+    @classmethod
+    def named(cls, name: str) -> Self:
+        """The development client that `glottis clients add NAME` made in this installation's state folder.
+
+        Raises PartMissing where there is none.
+        """
+        folder = Settings.load(os.environ).client_dir(name)
+        if not (folder / "client.json").exists():
+            mend = f"Make one: glottis clients add {name} --role speaker (and what else it shall do)."
+            raise PartMissing(f"there is no client {name} in {folder.parent}", fix=mend)
+        return cls.from_folder(folder)
 
     def close(self) -> None:
         """Close the connections. Leaving a `with` block does it too."""

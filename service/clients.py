@@ -20,6 +20,7 @@ from policies.authority import Role
 from policies.proofs import certificate_thumbprint, public_jwk
 from policies.tokens import jwk_thumbprint
 from service import certificates, steps
+from service.bringup import require_running
 from service.errors import ClientExists, ClientNameRefused
 from service.isolation import Account, establish
 from service.settings import Settings
@@ -35,6 +36,7 @@ def add(settings: Settings, name: str, *, tenant: str, roles: Sequence[Role], re
     Raises ClientNameRefused, ClientExists, StepFailed; nothing is left behind then.
     """
     _check(name)
+    require_running(settings)
     folder = settings.client_dir(name)
     if folder.exists() and not replace:
         raise ClientExists(f"there is a client {name} already")

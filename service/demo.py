@@ -206,6 +206,7 @@ def _started(settings: Settings, transcript: Transcript) -> Iterator[None]:
     try:
         yield
     finally:
+        transcript.fact("stopping")
         _stop(up)
 
 

@@ -27,7 +27,10 @@ class SecretRefused(ServiceError):
     """A secret could not be read safely."""
 
     code = "secret_refused"
-    fix = "Keep the secret in a file that only its owner may read (chmod 600), or name a command that prints it."
+    fix = (
+        "Keep the secret in a file that only its owner may read (chmod 600), or name a command that prints it. If the file was"
+        " deleted, put it back from a backup: without a token's PIN its keys are lost."
+    )
 
 
 class StateFolderRefused(ServiceError):
@@ -107,6 +110,13 @@ class StepFailed(ServiceError):
         super().__init__(message, fix=fix)
         self.cause = cause
         """The code of the error that ended the step."""
+
+
+class NotRunning(ServiceError):
+    """Glottis is not running."""
+
+    code = "not_running"
+    fix = "Start it: glottis up. If it runs with another state folder, name that in GLOTTIS_STATE_DIR in this terminal too."
 
 
 class ClientNameRefused(ServiceError):

@@ -30,6 +30,7 @@ _BY_STATUS: Mapping[int, str] = {
     " audit_diverged audit_error audit_record_invalid audit_completion_refused conditioning_refused synthesis_failed model_refused"
     " key_vault_error voiceprint_error policy_set_invalid onnxruntime_conflict ceremony_refused",
     503: "busy vault_unavailable audit_unavailable hsm_unavailable pin_rejected locked_memory_exhausted voiceprints_unavailable"
+    " pkcs11_module_refused"
     " decoder_unavailable audit_signing_failed audit_log_occupied",
 }
 STATUS: Mapping[str, int] = {code: status for status, codes in _BY_STATUS.items() for code in codes.split()}

@@ -43,7 +43,13 @@ def running(settings: Settings, say: Callable[[str], None]) -> Iterator[Supervis
     KeyVaultError with what to do; a signal during the start ends the block's start by Stopped. Nothing is left running.
     """
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(listening(settings))
+        try:
+            listener = stack.enter_context(listening(settings))
+        except PortTaken:
+            # Most likely by the Glottis that holds this very folder: then that is the message.
+            if settings.state_dir.exists():
+                stack.enter_context(bringup.held(settings))
+            raise
         stack.enter_context(bringup.held(settings))
         installation = bringup.prepare_files(settings)
         sockets = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in settings.vault_sockets]

@@ -104,6 +104,8 @@ class Settings:
         for name in sorted(environ):
             if not name.startswith(PREFIX):
                 continue
+            if not environ[name]:
+                raise SettingsRefused(f"{name} is empty: unset it to use the default")
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
                 hint = f"; did you mean {near[0]}?" if near else ""

@@ -55,7 +55,8 @@ class Site:
             tokens = {name: token_facts(found) for name, found in facts["tokens"].items()}
             return cls(UUID(facts["cluster"]), tokens)
         except FileNotFoundError:
-            raise HalfMade(f"{path} is missing: this state folder was never started", fix="Start it once: glottis up") from None
+            mend = "Start it once: glottis up. If it runs elsewhere, name its folder in GLOTTIS_STATE_DIR in this terminal too."
+            raise HalfMade(f"{path} is missing: this state folder was never started", fix=mend) from None
         except (KeyError, TypeError, ValueError) as error:
             raise HalfMade(f"{path} cannot be read", fix=f"Delete {path} and start again: it is written anew.") from error
 

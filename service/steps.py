@@ -70,7 +70,9 @@ def _answer(child: subprocess.Popen[bytes], step: str) -> Answer:
     if child.returncode != 0:
         last = last_words(said)
         reason = last.get("event") or f"ended with {child.returncode}"
-        raise StepFailed(f"{step}: {reason}", fix=last.get("fix"), cause=last.get("code", "step_failed"))
+        raise StepFailed(
+            str(reason) if last.get("event") else f"{step} {reason}", fix=last.get("fix"), cause=last.get("code", "step_failed")
+        )
     answer: Answer = json.loads(said.splitlines()[-1])
     return answer
 

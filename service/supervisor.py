@@ -25,6 +25,7 @@ STEADY_SECONDS = 20.0
 NEVER_AGAIN = frozenset(
     {
         "pin_rejected",
+        "pkcs11_module_refused",
         "audit_diverged",
         "audit_signing_failed",
         "hsm_promise_broken",

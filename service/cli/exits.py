@@ -20,7 +20,7 @@ class Exit(IntEnum):
     TEMPORARY = 75  # try again (EX_TEMPFAIL of sysexits.h)
 
 
-_HSM = ("hsm_unavailable", "pin_rejected", "call_failed")
+_HSM = ("hsm_unavailable", "pkcs11_module_refused", "pin_rejected", "call_failed")
 _INTEGRITY = (
     *("hsm_promise_broken", "record_tampered", "authority_row_tampered", "seal_broken", "unwrap_rejected", "model_refused"),
     *("audit_tampered", "audit_diverged", "runtime_conflict"),

@@ -2,38 +2,43 @@
 
 from __future__ import annotations
 
-import os
+from uuid import UUID
 
 import click
+import httpx
 
 from service.client import VoiceClient
-from service.errors import PartMissing
-from service.settings import Settings
+from service.errors import NotRunning
+
+NEEDED = {"speak": ("voice", "text"), "compare": ("voice",), "enrol": ("consent",), "consent": (), "read": ()}
 
 
 @click.command()
 @click.argument("client")
-@click.argument("action", type=click.Choice(["speak", "compare", "enrol", "consent", "read"]))
+@click.argument("action", type=click.Choice(list(NEEDED)))
 @click.argument("method", type=click.Choice(["GET", "POST"]))
 @click.argument("path")
-@click.option("--voice", help="The voice to speak with or compare with.")
-@click.option("--consent", help="The consent to enrol under.")
+@click.option("--voice", type=click.UUID, help="The voice to speak with or compare with.")
+@click.option("--consent", type=click.UUID, help="The consent to enrol under.")
 @click.option("--text", help="The exact text to be spoken.")
-def headers(client: str, action: str, method: str, path: str, voice: str | None, consent: str | None, text: str | None) -> None:
+def headers(client: str, action: str, method: str, path: str, voice: UUID | None, consent: UUID | None, text: str | None) -> None:
     """Fetch a token for one request and print its two headers, in the form that `curl -H @-` reads.
 
     The token lives five seconds and works once: pipe it straight into curl.
 
     \b
     glottis headers studio speak POST /v1/audio/speech --voice ID --text "Hello." |
-      curl -H @- --cert … --key … --cacert … --json '{"voice":"ID","input":"Hello."}' https://localhost:8443/v1/audio/speech
+      curl -H @- --cert client.pem --key client.key --cacert ca.pem -o hello.wav \\
+        --json '{"voice": "ID", "input": "Hello."}' https://localhost:8443/v1/audio/speech
     """
-    folder = Settings.load(os.environ).client_dir(client)
-    if not (folder / "client.json").exists():
-        raise PartMissing(
-            f"there is no client {client} in {folder.parent}", fix=f"Make one: glottis clients add {client} --tenant NAME"
-        )
-    with VoiceClient.from_folder(folder) as found:
-        token = found.token(action, voice=voice, consent=consent, text=text)
+    given = {"voice": voice, "consent": consent, "text": text}
+    for name in NEEDED[action]:
+        if given[name] is None:
+            raise click.UsageError(f"--{name} is needed for {action}")
+    with VoiceClient.named(client) as found:
+        try:
+            token = found.token(action, voice=voice, consent=consent, text=text)
+        except httpx.TransportError as error:
+            raise NotRunning(f"nothing answers at {found.base_url}") from error
         for name, value in found.headers(method, path, token).items():
             click.echo(f"{name}: {value}")

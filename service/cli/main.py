@@ -85,6 +85,10 @@ def _report(error: Exception) -> Exit:
         if mend:
             click.echo(f"  To mend it: {mend}", err=True)
         return exit_for(error)
+    if isinstance(error, OSError) and error.filename:
+        click.echo(f"glottis: {error.filename}: {error.strerror}", err=True)
+        click.echo("  To mend it: name a file or folder that exists and that you may use.", err=True)
+        return Exit.LOCAL
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
