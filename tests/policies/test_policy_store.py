@@ -79,6 +79,9 @@ def test_rotation_and_revocation_take_effect_at_once(house: House):
         house.registry.revoke_client(transaction, "app")
     with pytest.raises(errors.ClientInactive):
         house.token(new, Purpose.READ)
+    newer = new_device("app")
+    with house.database.begin() as transaction, pytest.raises(errors.ClientInactive):  # revoked stays revoked
+        house.registry.rotate_client(transaction, "app", cert_sha256=newer.x5t, jkt=newer.jkt)
     with house.database.begin() as transaction, pytest.raises(errors.ClientUnknown):
         house.registry.revoke_client(transaction, "nobody")
 
