@@ -21,7 +21,6 @@ from sqlalchemy import (
     Column,
     DateTime,
     ForeignKey,
-    Insert,
     LargeBinary,
     Row,
     Select,
@@ -93,18 +92,12 @@ RECORDED = {"intent": intents, "completion": completions}
 _CHUNK = 2000
 
 
-def _row_of(table: Table, *names: str) -> Insert:
-    return insert(table).values({name: bindparam(name) for name in names})
-
-
 # Built once: the gate runs these for every request, and putting them together costs as much as running them.
 _TAKE_LOCK = select(func.pg_advisory_xact_lock(bindparam("lock", type_=BigInteger)))
-_LAST = {
-    kind: select(func.max(table.c.counter)).where(table.c.worker == bindparam("of_worker")) for kind, table in RECORDED.items()
-}
-_WHOLE = {kind: _row_of(table, "intent_id", "worker", "counter", "body", "mac") for kind, table in RECORDED.items()}
+_LAST = {kind: select(func.max(t.c.counter)).where(t.c.worker == bindparam("of_worker")) for kind, t in RECORDED.items()}
+_WHOLE = {t: insert(t).values({column.name: bindparam(column.name) for column in t.c}) for t in (intents, completions, details)}
 # An intent and its sealed details are one statement: the foreign key is checked when it ends.
-_WRITE = _WHOLE | {"intent": _row_of(details, "intent_id", "sealed").add_cte(_WHOLE["intent"].cte("recorded"))}
+_WRITE = {"intent": _WHOLE[details].add_cte(_WHOLE[intents].cte("recorded")), "completion": _WHOLE[completions]}
 
 
 class AuditStore:
