@@ -10,7 +10,6 @@ measuring are timed in processor seconds, so that a busy machine says the same.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import av
 import numpy as np
 import numpy.typing as npt
 
+from bench.lines import report
 from keyvault.locked import LockedBuffer
 from synth.hibari_engine import REFERENCE, HibariEngine
 from voiceprints.embedding import centre
@@ -31,15 +31,6 @@ TEXTS = (
     "A narrow path leads through the forest to a quiet lake.",
     "She counted seventeen boats in the harbor and wrote their names down.",
 )
-
-
-def report(
-    metric: str, value: float, unit: str, against: float | None, goal: float | None, *, lower_is_better: bool = False
-) -> None:
-    ratio = None if not against else value / against
-    holds = None if goal is None else (value <= goal if lower_is_better else value >= goal)
-    fields = {"metric": metric, "value": value, "unit": unit, "against": against, "ratio": ratio, "goal": goal, "holds": holds}
-    print(json.dumps({key: round(field, 4) if isinstance(field, float) else field for key, field in fields.items()}), flush=True)
 
 
 def flac(path: Path) -> Array:

@@ -7,6 +7,7 @@ diagnostic error counts for nothing here.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,14 @@ from policies.consent import Consent, ConsentState
 from policies.errors import Denied, PolicySetInvalid
 from policies.grants import Purpose
 
+SHIPPED = Path(__file__).parent
+"""The folder of the set that comes with this package: `schema.cedarschema`, `*.cedar`, `cases/*.json`."""
 NO_PERMIT = "no-permit"
 """Stands for the deciding policy where nothing permitted."""
 NOT_DECIDABLE = "not-decidable"
 """Stands for the deciding policy where the question did not fit the schema or a policy failed."""
 
+_INTRODUCED = re.compile(r'(?P<comment>(?:^//[^\n]*\n)+)@id\("(?P<id>[^"]+)"\)', re.MULTILINE)
 _REFUSALS: dict[str, type[Denied]] = {
     "base.tenant-isolation": errors.ForeignVoice,
     "base.client-active": errors.ClientInactive,
@@ -66,6 +70,15 @@ class Decision:
         raise Denied(self.decided_by)
 
 
+@dataclass(frozen=True)
+class Policy:
+    """One policy: its @id, `permit` or `forbid`, and the comment before it, which says in a sentence what it is for."""
+
+    id: str
+    effect: str
+    sentence: str
+
+
 class PolicyEngine:
     """One validated set of policies. Safe to ask from several threads."""
 
@@ -79,19 +92,26 @@ class PolicyEngine:
         outcome = cedarpy.validate_policies(policies, self._schema)
         if not outcome.validation_passed:
             raise PolicySetInvalid("; ".join(str(error) for error in outcome.errors))
-        self._ids = _annotated_ids(policies)
+        self._ids, self.policies = _described(policies)
 
     @classmethod
     def shipped(cls) -> PolicyEngine:
         """The set that comes with this package. Raises PolicySetInvalid."""
-        folder = Path(__file__).parent
-        sources = sorted(folder.glob("*.cedar"))
-        return cls((folder / "schema.cedarschema").read_text(), "\n".join(source.read_text() for source in sources))
+        return cls.of_folder(SHIPPED)
+
+    @classmethod
+    def of_folder(cls, folder: Path) -> PolicyEngine:
+        """The set in `folder`: its `schema.cedarschema` and every `*.cedar`. Raises PolicySetInvalid."""
+        try:
+            sources = [source.read_text() for source in sorted(folder.glob("*.cedar"))]
+            return cls((folder / "schema.cedarschema").read_text(), "\n".join(sources))
+        except (OSError, UnicodeDecodeError) as problem:
+            raise PolicySetInvalid(f"{folder}: {problem}") from None
 
     @property
     def ids(self) -> tuple[str, ...]:
         """The ids of all policies in the set, in order."""
-        return tuple(sorted(self._ids.values()))
+        return tuple(policy.id for policy in self.policies)
 
     def decide(self, question: Question) -> Decision:
         """The set's answer. Never raises for what the question holds: a question that does not fit is denied."""
@@ -102,13 +122,15 @@ class PolicyEngine:
         return Decision(answer.decision is cedarpy.Decision.Allow, reasons or (NO_PERMIT,))
 
 
-def _annotated_ids(policies: str) -> dict[str, str]:
-    """Cedar's own names of the policies, to the ids that we gave them. Raises PolicySetInvalid where one has none."""
+def _described(policies: str) -> tuple[dict[str, str], tuple[Policy, ...]]:
+    """Cedar's own names of the policies, to the ids that we gave them; and what each is. Raises PolicySetInvalid without an id."""
     static = json.loads(cedarpy.policies_to_json_str(policies))["staticPolicies"]
     ids = {name: policy.get("annotations", {}).get("id") for name, policy in static.items()}
     if not all(ids.values()) or len(set(ids.values())) != len(ids):
         raise PolicySetInvalid("every policy needs an @id of its own")
-    return ids
+    said = {found["id"]: " ".join(found["comment"].replace("//", " ").split()) for found in _INTRODUCED.finditer(policies)}
+    described = [Policy(ids[name], static[name]["effect"], said.get(ids[name], "")) for name in static]
+    return ids, tuple(sorted(described, key=lambda policy: policy.id))
 
 
 def _reference(kind: str, name: object) -> dict[str, str]:

@@ -139,9 +139,10 @@ class Gate:
     def _admitted(self, transaction: Transaction, token: VerifiedToken, proof: VerifiedProof) -> Grant:
         authority = self._store.authority(transaction, x5t_s256=token.x5t_s256, voice_id=token.voice, consent_id=token.consent)
         client = _known(authority, token)
-        if not self._store.consume_token(transaction, token):
+        fresh_token, fresh_proof = self._store.consume(transaction, token, proof)
+        if not fresh_token:
             raise TokenReplayed()
-        if not self._store.consume_proof(transaction, proof):
+        if not fresh_proof:
             raise ProofReplayed()
         # Read after consuming: a guard row may be forgotten once the token is over, and not before (store.RETENTION_S).
         now = self._clock()

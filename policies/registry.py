@@ -15,7 +15,7 @@ from keyvault.database import Transaction
 from keyvault.records import KeyRef
 from policies.authority import Client, ClientState, Role, Voice, VoiceState
 from policies.consent import Consent, ConsentState, check_terms
-from policies.errors import ClientUnknown, ConsentExpired, ConsentUnknown, ConsentWithdrawn, VoiceUnknown
+from policies.errors import ClientInactive, ClientUnknown, ConsentExpired, ConsentUnknown, ConsentWithdrawn, VoiceUnknown
 from policies.store import PolicyStore
 
 
@@ -37,9 +37,11 @@ class Registry:
     def rotate_client(self, transaction: Transaction, client_id: str, *, cert_sha256: str, jkt: str) -> Client:
         """Give a client a new certificate and DPoP key; the old ones end here.
 
-        Raises ClientUnknown, and RowChanged if the certificate is another client's.
+        Raises ClientUnknown, ClientInactive for one that was revoked, and RowChanged if the certificate is another client's.
         """
         client = self._client(transaction, client_id)
+        if client.state is not ClientState.ACTIVE:
+            raise ClientInactive(("base.client-active",))
         return self._store.swap(transaction, client, replace(client, cert_sha256=cert_sha256, jkt=jkt))
 
     def revoke_client(self, transaction: Transaction, client_id: str) -> Client:

@@ -123,6 +123,25 @@ _AUTHORITY = (
     .outerjoin(consent, consent.c.consent_id == func.coalesce(voice.c.consent_id, bindparam("consent_id", type_=Uuid)))
     .where(client.c.cert_sha256 == bindparam("x5t_s256"))
 )
+_CONSUME_TOKEN = (
+    insert(used_token)
+    .values(iss=bindparam("iss"), jti=bindparam("token_jti"), expires_at=bindparam("token_expires_at"))
+    .on_conflict_do_nothing()
+    .returning(used_token.c.jti)
+)
+_CONSUME_PROOF = (
+    insert(used_proof)
+    .values(jkt=bindparam("jkt"), jti=bindparam("proof_jti"), expires_at=bindparam("proof_expires_at"))
+    .on_conflict_do_nothing()
+    .returning(used_proof.c.jti)
+)
+# Of two at once the second waits for the first to commit or not; the scalar queries run in this order, always.
+_CONSUME = select(
+    *(
+        select(func.count()).select_from(consumed.cte(name)).scalar_subquery()
+        for name, consumed in {"token_guard": _CONSUME_TOKEN, "proof_guard": _CONSUME_PROOF}.items()
+    )
+)
 # A gate that cannot finish while the token lives has no reason to hold its locks.
 _DURABLE = text("SELECT set_config('synchronous_commit', 'on', true), set_config('statement_timeout', '5s', true)")
 
@@ -208,19 +227,15 @@ class PolicyStore:
             raise RowChanged(f"{table.name}: changed meanwhile")
         return new
 
-    def consume_token(self, transaction: Transaction, token: VerifiedToken) -> bool:
-        """Use the token up; False if it was used before. A rolled-back transaction did not use it."""
-        row = {"iss": token.issuer, "jti": token.jti, "expires_at": _time(token.expires_at)}
-        return bool(
-            transaction.execute(insert(used_token).values(row).on_conflict_do_nothing().returning(used_token.c.jti)).first()
-        )
+    def consume(self, transaction: Transaction, token: VerifiedToken, proof: VerifiedProof) -> tuple[bool, bool]:
+        """Use token and proof up, in one statement; each False if it was used before. A rolled-back transaction used neither."""
+        guard = {"iss": token.issuer, "token_jti": token.jti, "token_expires_at": _time(token.expires_at)}
+        row = transaction.execute(_CONSUME, guard | _proof_guard(proof)).one()
+        return bool(row[0]), bool(row[1])
 
     def consume_proof(self, transaction: Transaction, proof: VerifiedProof) -> bool:
         """Use the proof up; False if it was used before."""
-        row = {"jkt": proof.jkt, "jti": proof.jti, "expires_at": _time(proof.issued_at + PROOF_AGE_S)}
-        return bool(
-            transaction.execute(insert(used_proof).values(row).on_conflict_do_nothing().returning(used_proof.c.jti)).first()
-        )
+        return transaction.execute(_CONSUME_PROOF, _proof_guard(proof)).first() is not None
 
     def purge(self, transaction: Transaction, now: float) -> int:
         """Forget used tokens and proofs that no clock would accept any more; returns how many."""
@@ -263,6 +278,10 @@ def _new(transaction: Transaction, table: Table, row: dict[str, Any]) -> bool:
     """Insert; False if the row was there. One statement: of two at once, the second waits for the first to commit or not."""
     statement = insert(table).values(row).on_conflict_do_nothing().returning(*table.primary_key.columns)
     return transaction.execute(statement).first() is not None
+
+
+def _proof_guard(proof: VerifiedProof) -> dict[str, Any]:
+    return {"jkt": proof.jkt, "proof_jti": proof.jti, "proof_expires_at": _time(proof.issued_at + PROOF_AGE_S)}
 
 
 def _time(seconds: float) -> datetime:

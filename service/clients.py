@@ -1,7 +1,7 @@
 """Clients: a certificate from the authority, a registered row, and for development the keys in a folder of their own.
 
 Where a client makes its own keys (as it should), `issue` takes its request and the thumbprint of its DPoP key, and no private
-key ever comes near this machine. `add` plays both sides.
+key ever comes near this machine; `renew` does it again. `add` and `rotate` play both sides.
 """
 
 from __future__ import annotations
@@ -9,19 +9,22 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from policies.authority import Role
+from policies.errors import ClientUnknown
 from policies.proofs import certificate_thumbprint, public_jwk
 from policies.tokens import jwk_thumbprint
 from service import certificates, steps
 from service.bringup import require_running
-from service.errors import ClientExists, ClientNameRefused
+from service.errors import ClientExists, ClientMissing, ClientNameRefused, StepFailed
 from service.isolation import Account, establish
 from service.settings import Settings
 
@@ -29,30 +32,87 @@ ALL_ROLES = tuple(Role)
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
+@dataclass(frozen=True)
+class Issued:
+    """A client's certificate (PEM), and its row as it was registered."""
+
+    certificate: bytes
+    client: Mapping[str, Any]
+
+
 def add(settings: Settings, name: str, *, tenant: str, roles: Sequence[Role], replace: bool = False) -> Path:
     """Make keys, certificate and row of a development client; returns its folder, `clients/NAME`.
 
-    Glottis must be running. With `replace`, a client that exists gets new keys and its old ones end.
+    Glottis must be running. With `replace` it is `rotate`: tenant and roles stay as they were registered.
     Raises ClientNameRefused, ClientExists, StepFailed; nothing is left behind then.
     """
+    if replace:
+        return rotate(settings, name)
     _check(name)
-    require_running(settings)
-    folder = settings.client_dir(name)
-    if folder.exists() and not replace:
+    if settings.client_dir(name).exists():
         raise ClientExists(f"there is a client {name} already")
+    return _with_new_keys(settings, name, lambda request, jkt: issue(settings, request, name, tenant=tenant, roles=roles, jkt=jkt))
+
+
+def rotate(settings: Settings, name: str) -> Path:
+    """Give a development client new keys; its old ones end with the next request. Returns its folder.
+
+    Raises ClientNameRefused, ClientMissing, StepFailed; the old keys hold then.
+    """
+    _check(name)
+    return _with_new_keys(settings, name, lambda request, jkt: renew(settings, request, name, jkt=jkt))
+
+
+def revoke(settings: Settings, name: str) -> dict[str, Any]:
+    """End a client for good: from the next request on it is refused by every worker, also with tokens in hand.
+
+    Returns its row, and `changed`: False if it was revoked before. Raises ClientNameRefused, ClientMissing, StepFailed.
+    """
+    _check(name)
+    return _registered(settings, "revoke_client", client=name)
+
+
+def listed(settings: Settings) -> list[dict[str, Any]]:
+    """Every registered client by name: tenant, roles, state and thumbprints. Raises StepFailed."""
+    return list(_registered(settings, "list_clients")["clients"])
+
+
+def issue(settings: Settings, request: bytes, name: str, *, tenant: str, roles: Sequence[Role], jkt: str) -> Issued:
+    """The certificate for a client's request (PEM), registered with its DPoP key's thumbprint, tenant and roles."""
+    pem, thumbprint = _certificate(settings, request, name)
+    named = [role.value for role in roles]
+    facts = {"client": name, "tenant": tenant, "roles": named, "cert_sha256": thumbprint, "jkt": jkt}
+    return Issued(pem, _registered(settings, "register_client", **facts))
+
+
+def renew(settings: Settings, request: bytes, name: str, *, jkt: str) -> Issued:
+    """The same for a client that is registered: its old certificate and DPoP key end. Raises ClientMissing, StepFailed."""
+    pem, thumbprint = _certificate(settings, request, name)
+    return Issued(pem, _registered(settings, "rotate_client", client=name, cert_sha256=thumbprint, jkt=jkt))
+
+
+def thumbprint(key: ec.EllipticCurvePrivateKey) -> str:
+    """RFC 7638 thumbprint of a DPoP key's public half."""
+    return jwk_thumbprint(public_jwk(key.public_key()))
+
+
+def _with_new_keys(settings: Settings, name: str, registered: Callable[[bytes, str], Issued]) -> Path:
+    """New keys in the client's folder, once `registered` took their request and thumbprint; else all is as before."""
+    require_running(settings)  # before anything is made
+    folder = settings.client_dir(name)
     private, request = certificates.new_request()
     dpop = ec.generate_private_key(ec.SECP256R1())
     me, unfinished = Account.current(), folder.with_name(f".{name}.new")
     shutil.rmtree(unfinished, ignore_errors=True)
     me.folder(unfinished)
     try:
-        certificate = issue(settings, request, name, tenant=tenant, roles=roles, jkt=thumbprint(dpop), replace=replace)
-        known = {"client_id": name, "tenant": tenant, "roles": [role.value for role in roles], "base_url": settings.public_base_url}
+        issued = registered(request, thumbprint(dpop))
+        known = {"client_id": name, "tenant": issued.client["tenant"], "roles": issued.client["roles"]}
         me.file(unfinished / "client.key", private)
-        me.file(unfinished / "client.pem", certificate)
+        me.file(unfinished / "client.pem", issued.certificate)
         me.file(unfinished / "dpop.key", certificates.private_pem(dpop))
         me.file(unfinished / "ca.pem", (settings.officer_dir / "ca.pem").read_bytes())
-        me.file(unfinished / "client.json", json.dumps(known, indent=2) + "\n")
+        me.file(unfinished / "client.json", json.dumps(known | {"base_url": settings.public_base_url}, indent=2) + "\n")
         shutil.rmtree(folder, ignore_errors=True)
         unfinished.rename(folder)
     finally:
@@ -60,32 +120,25 @@ def add(settings: Settings, name: str, *, tenant: str, roles: Sequence[Role], re
     return folder
 
 
-def issue(
-    settings: Settings, request: bytes, name: str, *, tenant: str, roles: Sequence[Role], jkt: str, replace: bool = False
-) -> bytes:
-    """The certificate (PEM) for a client's request, registered with its DPoP key's thumbprint, tenant and roles."""
+def _certificate(settings: Settings, request: bytes, name: str) -> tuple[bytes, str]:
+    """The certificate (PEM) for a request, and its x5t#S256."""
     _check(name)
+    officer = establish(settings.state_dir).officer
+    pem = str(steps.call(settings, officer, "issue", request=request.decode(errors="replace"), client=name)["pem"]).encode()
+    return pem, certificate_thumbprint(x509.load_pem_x509_certificate(pem).public_bytes(serialization.Encoding.DER))
+
+
+def _registered(settings: Settings, step: str, **facts: Any) -> dict[str, Any]:
+    """One step of the registration, under the vault's user."""
+    require_running(settings)
     isolation = establish(settings.state_dir)
-    answer = steps.call(settings, isolation.officer, "issue", request=request.decode(errors="replace"), client=name)
-    der = x509.load_pem_x509_certificate(answer["pem"].encode()).public_bytes(serialization.Encoding.DER)
-    steps.call(
-        settings,
-        isolation.vault,
-        "register_client",
-        groups=isolation.database_groups(embedded=settings.embedded),
-        client=name,
-        tenant=tenant,
-        roles=[role.value for role in roles],
-        cert_sha256=certificate_thumbprint(der),
-        jkt=jkt,
-        replace=replace,
-    )
-    return str(answer["pem"]).encode()
-
-
-def thumbprint(key: ec.EllipticCurvePrivateKey) -> str:
-    """RFC 7638 thumbprint of a DPoP key's public half."""
-    return jwk_thumbprint(public_jwk(key.public_key()))
+    groups = isolation.database_groups(embedded=settings.embedded)
+    try:
+        return steps.call(settings, isolation.vault, step, groups=groups, **facts)
+    except StepFailed as failed:
+        if failed.cause == ClientUnknown.code:
+            raise ClientMissing(f"there is no client {facts['client']}") from failed
+        raise
 
 
 def _check(name: str) -> None:

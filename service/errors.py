@@ -130,4 +130,11 @@ class ClientExists(ServiceError):
     """There is a client of this name."""
 
     code = "client_exists"
-    fix = "Choose another name, or give this client new keys: glottis clients add NAME --replace."
+    fix = "Choose another name, or give this client new keys: glottis clients rotate NAME."
+
+
+class ClientMissing(ServiceError):
+    """There is no client of this name."""
+
+    code = "client_missing"
+    fix = "`glottis clients list` shows who is registered."

@@ -1,42 +1,84 @@
-"""One client's row and the log entry that says so, in one transaction, written with the serving token's MAC key."""
+"""Clients' rows and the log entries that say so, each change in one transaction, written with the serving token's MAC key."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
+from keyvault.database import Database, Transaction
 from keyvault.pkcs11_hsm import Pkcs11Hsm
 from keyvault.records import RecordMac
 from policies.audit.store import AuditStore
-from policies.authority import Role
-from policies.intents import Intent
+from policies.authority import Client, ClientState, Role
+from policies.intents import Facts, Intent
 from policies.registry import Registry
 from policies.store import PolicyStore, durable
 from service.schema import opened
 from service.settings import Settings
 from service.site import Site, token_config
 
+_OPERATOR = "glottis"
+"""Whose entry a listing is: it is about no one client or tenant."""
 
-def register(
-    settings: Settings, client: str, tenant: str, roles: Sequence[str], cert_sha256: str, jkt: str, *, replace: bool
-) -> None:
-    """Register `client`, or with `replace` end its old keys for these. Raises RowChanged if it exists, ClientUnknown if not."""
+
+class Registration:
+    """Changes who may call. Every method is on disk when it returns, or nothing has happened.
+
+    Raises AuthorityRowTampered rather than build on a row changed outside, and AuditUnavailable where it cannot be recorded.
+    """
+
+    def __init__(self, database: Database, store: PolicyStore, audit: AuditStore) -> None:
+        self._database, self._store, self._audit = database, store, audit
+        self._registry = Registry(store, time.time)
+
+    def register(self, client: str, tenant: str, roles: Sequence[str], cert_sha256: str, jkt: str) -> Client:
+        """Register a client. Raises RowChanged if its name or certificate is taken."""
+        named = [Role(role) for role in roles]
+        with durable(self._database) as transaction:
+            made = self._registry.register_client(
+                transaction, client_id=client, tenant=tenant, cert_sha256=cert_sha256, jkt=jkt, roles=named
+            )
+            return self._recorded(transaction, "client.registered", made)
+
+    def rotate(self, client: str, cert_sha256: str, jkt: str) -> Client:
+        """Give a client new keys; the old ones end. Raises ClientUnknown, ClientInactive, RowChanged."""
+        with durable(self._database) as transaction:
+            changed = self._registry.rotate_client(transaction, client, cert_sha256=cert_sha256, jkt=jkt)
+            return self._recorded(transaction, "client.rotated", changed)
+
+    def revoke(self, client: str) -> tuple[Client, bool]:
+        """End a client for good; the second value is False if it was revoked before. Raises ClientUnknown, RowChanged."""
+        with durable(self._database) as transaction:
+            found = self._store.client(transaction, client)
+            if found is not None and found.state is ClientState.REVOKED:
+                return found, False
+            revoked = self._registry.revoke_client(transaction, client)
+            return self._recorded(transaction, "client.revoked", revoked), True
+
+    def clients(self) -> tuple[Client, ...]:
+        """Every client, by name; that they were read is recorded."""
+        with durable(self._database) as transaction:
+            found = self._store.clients(transaction)
+            facts: Facts = {"clients": len(found)}
+            self._audit.append(transaction, Intent("client.listed", "allowed", _OPERATOR, _OPERATOR, None, "clients", facts))
+            return found
+
+    def _recorded(self, transaction: Transaction, action: str, client: Client) -> Client:
+        """The intent of a change, from the row as it was written."""
+        facts: Facts = {"certificate": client.cert_sha256, "jkt": client.jkt, "roles": " ".join(sorted(client.roles))}
+        self._audit.append(transaction, Intent(action, "allowed", client.tenant, client.client_id, None, "clients", facts))
+        return client
+
+
+@contextmanager
+def registration(settings: Settings) -> Iterator[Registration]:
+    """The registration of this site, with the serving token and the vault's database role."""
     site = Site.load(settings.site_file)
     config = token_config(settings, "serving", site.tokens["serving"])
     hsm = Pkcs11Hsm.open(config, settings.serving_pin.read(), expected_masters=site.masters)
     try:
         with opened(settings.role_url("vault")) as database:
-            registry, audit = Registry(PolicyStore(RecordMac(hsm)), time.time), AuditStore(database, hsm)
-            with durable(database) as transaction:
-                if replace:
-                    registry.rotate_client(transaction, client, cert_sha256=cert_sha256, jkt=jkt)
-                else:
-                    named = [Role(role) for role in roles]
-                    registry.register_client(
-                        transaction, client_id=client, tenant=tenant, cert_sha256=cert_sha256, jkt=jkt, roles=named
-                    )
-                facts: dict[str, str | int | None] = {"certificate": cert_sha256, "jkt": jkt, "roles": " ".join(sorted(roles))}
-                action = "client.rotated" if replace else "client.registered"
-                audit.append(transaction, Intent(action, "allowed", tenant, client, None, "clients", facts))
+            yield Registration(database, PolicyStore(RecordMac(hsm)), AuditStore(database, hsm))
     finally:
         hsm.close()

@@ -1,4 +1,4 @@
-"""What is done in a process and under a user of its own: ceremonies, the authority, the schema, one client's registration.
+"""What is done in a process and under a user of its own: ceremonies, the authority, the schema, clients' registration.
 
 `python -m service.steps` reads one JSON request on standard input and writes one JSON answer as its last line. PINs travel
 on that pipe, never in arguments or variables. `call` is the other end.
@@ -25,6 +25,7 @@ from keyvault.locked import LockedBuffer
 from keyvault.pkcs11_hsm import Pkcs11Hsm
 from keyvault.pkcs11_start import Module, Token, TokenConfig
 from keyvault.refusals import answers_to_unwraps
+from policies.authority import Client
 from service import certificates
 from service.errors import StepFailed
 from service.isolation import Account, harden_process, start
@@ -123,14 +124,37 @@ def prepare_schema(_: Settings, *, admin_url: str | None, owner_url: str, passwo
     return {}
 
 
-def register_client(
-    settings: Settings, *, client: str, tenant: str, roles: Sequence[str], cert_sha256: str, jkt: str, replace: bool
-) -> Answer:
-    """Register a client, or give one new keys, together with the log entry that says so."""
-    from service.registration import register
+def register_client(settings: Settings, *, client: str, tenant: str, roles: Sequence[str], cert_sha256: str, jkt: str) -> Answer:
+    """Register a client, together with the log entry that says so."""
+    from service.registration import registration
 
-    register(settings, client, tenant, roles, cert_sha256, jkt, replace=replace)
-    return {}
+    with registration(settings) as clients:
+        return _client(clients.register(client, tenant, roles, cert_sha256, jkt))
+
+
+def rotate_client(settings: Settings, *, client: str, cert_sha256: str, jkt: str) -> Answer:
+    """Give a client new keys; tenant and roles stay."""
+    from service.registration import registration
+
+    with registration(settings) as clients:
+        return _client(clients.rotate(client, cert_sha256, jkt))
+
+
+def revoke_client(settings: Settings, *, client: str) -> Answer:
+    """End a client for good."""
+    from service.registration import registration
+
+    with registration(settings) as clients:
+        revoked, changed = clients.revoke(client)
+        return _client(revoked) | {"changed": changed}
+
+
+def list_clients(settings: Settings) -> Answer:
+    """Every client, each row with its MAC checked."""
+    from service.registration import registration
+
+    with registration(settings) as clients:
+        return {"clients": [_client(client) for client in clients.clients()]}
 
 
 def probe_token(settings: Settings, *, name: str) -> Answer:
@@ -178,6 +202,9 @@ STEPS: Mapping[str, Callable[..., Answer]] = {
     "issue": issue,
     "prepare_schema": prepare_schema,
     "register_client": register_client,
+    "rotate_client": rotate_client,
+    "revoke_client": revoke_client,
+    "list_clients": list_clients,
     "probe_token": probe_token,
 }
 
@@ -191,6 +218,18 @@ def _officer(settings: Settings) -> Iterator[Hsm]:
         yield hsm
     finally:
         hsm.close()
+
+
+def _client(client: Client) -> Answer:
+    """A client's row for people: thumbprints, no keys."""
+    return {
+        "client": client.client_id,
+        "tenant": client.tenant,
+        "roles": list(client.roles),
+        "state": client.state.value,
+        "certificate": client.cert_sha256,
+        "jkt": client.jkt,
+    }
 
 
 def _pem(certificate: x509.Certificate) -> str:

@@ -28,6 +28,7 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     Uuid,
+    bindparam,
     func,
     insert,
     select,
@@ -91,6 +92,14 @@ RECORDED = {"intent": intents, "completion": completions}
 _CHUNK = 2000
 
 
+# Built once: the gate runs these for every request, and putting them together costs as much as running them.
+_TAKE_LOCK = select(func.pg_advisory_xact_lock(bindparam("lock", type_=BigInteger)))
+_LAST = {kind: select(func.max(t.c.counter)).where(t.c.worker == bindparam("of_worker")) for kind, t in RECORDED.items()}
+_WHOLE = {t: insert(t).values({column.name: bindparam(column.name) for column in t.c}) for t in (intents, completions, details)}
+# An intent and its sealed details are one statement: the foreign key is checked when it ends.
+_WRITE = {"intent": _WHOLE[details].add_cte(_WHOLE[intents].cte("recorded")), "completion": _WHOLE[completions]}
+
+
 class AuditStore:
     """Implements `policies.intents.Intents` with the serving token. One for each start of a worker process; any thread."""
 
@@ -110,8 +119,7 @@ class AuditStore:
             fields = record.intent_fields(intent_id, intent, salt, self._pseudonym)
             shown = record.detail_bytes(salt, intent.details)
             sealed = self._hsm.seal(KeyName.AUDIT_DETAIL, shown, _detail_context(intent_id))
-            self._write(transaction, "intent", intent_id, fields)
-            transaction.execute(insert(details), {"intent_id": intent_id, "sealed": sealed})
+            self._write(transaction, "intent", intent_id, fields, sealed=sealed)
         return intent_id
 
     def complete(self, intent_id: UUID, outcome: str, facts: dict[str, str | int]) -> None:
@@ -163,15 +171,14 @@ class AuditStore:
                 checked, due = checked + 1, (row.worker, row.counter + 1)
         return checked
 
-    def _write(self, transaction: Transaction, kind: str, intent_id: UUID, fields: Mapping[str, Any]) -> None:
-        table = RECORDED[kind]
-        transaction.execute(select(func.pg_advisory_xact_lock(_lock(kind, self.worker))))
+    def _write(self, transaction: Transaction, kind: str, intent_id: UUID, fields: Mapping[str, Any], **more: bytes) -> None:
+        transaction.execute(_TAKE_LOCK, {"lock": _lock(kind, self.worker)})
         # A statement of its own: it must see what the lock's last holder committed.
-        last = transaction.scalar(select(func.max(table.c.counter)).where(table.c.worker == self.worker))
+        last = transaction.scalar(_LAST[kind], {"of_worker": self.worker})
         counter = 0 if last is None else last + 1
         body = record.body(fields, Stamp(self.worker, counter, self._now()))
-        values = {"intent_id": intent_id, "worker": self.worker, "counter": counter, "body": body}
-        transaction.execute(insert(table), values | {"mac": self._mac(kind, body)})
+        values = {"intent_id": intent_id, "worker": self.worker, "counter": counter, "body": body, "mac": self._mac(kind, body)}
+        transaction.execute(_WRITE[kind], values | more)
 
     def _mac(self, kind: str, body: bytes) -> bytes:
         return self._hsm.mac(KeyName.RECORD_MAC, canonical(f"audit-{kind}", body))

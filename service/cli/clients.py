@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 
-from policies.authority import Role
+from policies.authority import ClientState, Role
 from service import clients as registered
 from service.cli.main import say_json
+from service.errors import ClientMissing
 from service.settings import Settings
 
 
 @click.group()
 def clients() -> None:
-    """Register clients: who may call, and what for."""
+    """Register clients: who may call, and what for. Glottis must be running."""
 
 
 @clients.command()
@@ -23,13 +26,73 @@ def clients() -> None:
 @click.option(
     "--role", "roles", type=click.Choice([role.value for role in Role]), multiple=True, required=True, help="May be repeated."
 )
-@click.option("--replace", is_flag=True, help="Give a client that exists new keys; its old ones end.")
+@click.option("--replace", is_flag=True, help="The same as `rotate`: tenant and roles stay as they are.")
 @click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
 def add(name: str, tenant: str, roles: tuple[str, ...], replace: bool, as_json: bool) -> None:
-    """Make keys and a certificate for NAME, for development, and register them. Glottis must be running."""
+    """Make keys and a certificate for NAME, for development, and register them."""
     settings = Settings.load(os.environ)
     folder = registered.add(settings, name, tenant=tenant, roles=[Role(role) for role in roles], replace=replace)
     if as_json:
         say_json({"client": name, "tenant": tenant, "roles": list(roles), "folder": str(folder)})
     else:
         click.echo(f"{name} is registered; its keys are in {folder}")
+
+
+@clients.command()
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
+def rotate(name: str, as_json: bool) -> None:
+    """Give NAME new keys, for development; the old ones end with its next request. Tenant and roles stay."""
+    folder = registered.rotate(Settings.load(os.environ), name)
+    if as_json:
+        say_json({"client": name, "folder": str(folder)})
+    else:
+        click.echo(f"{name} has new keys in {folder}; the old ones are refused from now on")
+
+
+@clients.command()
+@click.argument("name")
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
+def revoke(name: str, dry_run: bool, yes: bool, as_json: bool) -> None:
+    """End NAME for good: every worker refuses its next request, also with a token in hand. A revoked name stays taken."""
+    settings = Settings.load(os.environ)
+    if dry_run:
+        found = next((client for client in registered.listed(settings) if client["client"] == name), None)
+        if found is None:
+            raise ClientMissing(f"there is no client {name}")
+        found |= {"changed": False, "would_change": found["state"] == ClientState.ACTIVE.value}
+        _say(found, f"{name} would be revoked" if found["would_change"] else f"{name} was revoked before", as_json=as_json)
+        return
+    if not yes:
+        click.confirm(f"Revoke {name}? This cannot be undone.", abort=True, err=True)
+    done = registered.revoke(settings, name)
+    _say(done, f"{name} is revoked" if done["changed"] else f"{name} was revoked before", as_json=as_json)
+
+
+@clients.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print the clients as JSON.")
+def list_(as_json: bool) -> None:
+    """Show who is registered: name, tenant, state, roles. Each row's MAC is checked; the reading is recorded."""
+    found = registered.listed(Settings.load(os.environ))
+    if as_json:
+        say_json({"clients": found})
+    elif not found:
+        click.echo("no client is registered; glottis clients add NAME --role ROLE makes one")
+    else:
+        for line in _table(found):
+            click.echo(line)
+
+
+def _say(facts: Mapping[str, Any], sentence: str, *, as_json: bool) -> None:
+    if as_json:
+        say_json(facts)
+    else:
+        click.echo(sentence)
+
+
+def _table(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    rows = [(client["client"], client["tenant"], client["state"], " ".join(client["roles"])) for client in found]
+    widths = [max(len(str(row[column])) for row in rows) for column in range(3)]
+    return ["  ".join([*(str(row[column]).ljust(widths[column]) for column in range(3)), str(row[3])]) for row in rows]

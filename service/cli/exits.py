@@ -23,9 +23,9 @@ class Exit(IntEnum):
 _HSM = ("hsm_unavailable", "pkcs11_module_refused", "pin_rejected", "call_failed")
 _INTEGRITY = (
     *("hsm_promise_broken", "record_tampered", "authority_row_tampered", "seal_broken", "unwrap_rejected", "model_refused"),
-    *("audit_tampered", "audit_diverged", "runtime_conflict"),
+    *("audit_tampered", "audit_diverged", "runtime_conflict", "policy_set_invalid"),
 )
-_REFUSED = ("denied", "grant_mismatch", "token_expired", "ceremony_refused", "certificate_request_refused")
+_REFUSED = ("denied", "client_inactive", "grant_mismatch", "token_expired", "ceremony_refused", "certificate_request_refused")
 _CONFLICT = ("already_running", "port_taken", "row_changed", "client_exists", "log_occupied")
 _TEMPORARY = ("database_unavailable", "audit_unavailable", "busy")
 

@@ -16,7 +16,8 @@ from service.cli.exits import Exit, exit_for
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "up": ("service.cli.up", "Start everything and keep it running; Ctrl-C stops it."),
     "doctor": ("service.cli.doctor", "Check every part and say how to mend what fails."),
-    "clients": ("service.cli.clients", "Register clients."),
+    "clients": ("service.cli.clients", "Register, list, rotate and revoke clients."),
+    "policy": ("service.cli.policy", "Check, test, explain and show the policies."),
     "headers": ("service.cli.headers", "Fetch a token for one request and print its headers, for curl."),
     "audit": ("service.cli.audit", "Export the audit log for auditors."),
     "demo": ("service.cli.demo", "Run the main job on real speech, with attacks that are refused."),

@@ -79,6 +79,9 @@ def test_rotation_and_revocation_take_effect_at_once(house: House):
         house.registry.revoke_client(transaction, "app")
     with pytest.raises(errors.ClientInactive):
         house.token(new, Purpose.READ)
+    newer = new_device("app")
+    with house.database.begin() as transaction, pytest.raises(errors.ClientInactive):  # revoked stays revoked
+        house.registry.rotate_client(transaction, "app", cert_sha256=newer.x5t, jkt=newer.jkt)
     with house.database.begin() as transaction, pytest.raises(errors.ClientUnknown):
         house.registry.revoke_client(transaction, "nobody")
 
@@ -174,13 +177,13 @@ def test_a_request_held_up_past_its_time_is_refused_after_consuming(house: House
     """The clock is read again after the guard row is written, so that a forgotten guard cannot be written anew."""
     device = house.client()
     call = house.call(device, house.token(device, Purpose.READ), Purpose.READ)
-    consume = house.store.consume_token
+    consume = house.store.consume
 
-    def slowly(transaction, token):
+    def slowly(transaction, token, proof):
         house.clock.offset = 60
-        return consume(transaction, token)
+        return consume(transaction, token, proof)
 
-    monkeypatch.setattr(house.store, "consume_token", slowly)
+    monkeypatch.setattr(house.store, "consume", slowly)
     with pytest.raises(errors.TokenExpired):
         house.gate.admit(call)
     assert house.count("used_token") == 0

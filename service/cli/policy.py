@@ -1,0 +1,225 @@
+"""`glottis policy`: is the set valid, does it decide as its tables say, and why does it decide as it does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+
+from policies import cases
+from policies.authority import Client, ClientState, Role, Voice, VoiceState
+from policies.consent import CONSENT_PURPOSES, EVERYWHERE, Consent, ConsentState
+from policies.engine import SHIPPED, PolicyEngine, Question
+from policies.errors import PolicySetInvalid
+from policies.explanation import Explanation, explain
+from policies.grants import Purpose
+from service.cli.exits import Ended, Exit
+from service.cli.main import say_json
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_folder = click.option(
+    "--folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=SHIPPED,
+    help="A set of your own: schema.cedarschema, *.cedar, cases/*.json. Default: the set that ships, which the vault uses.",
+)
+_json = click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
+
+
+@click.group()
+def policy() -> None:
+    """Check, test, explain and show the policies. Nothing needs to run, and nothing is changed."""
+
+
+@policy.command()
+@_folder
+@_json
+def check(folder: Path, as_json: bool) -> None:
+    """Validate every policy against the schema. Ends with 3 where the set would not be loaded."""
+    with _told():
+        engine = _engine(folder)
+    facts = {"valid": True, "policies": len(engine.policies)}
+    _say(facts, [f"{len(engine.policies)} policies fit their schema"], as_json=as_json)
+
+
+@policy.command()
+@_folder
+@_json
+def test(folder: Path, as_json: bool) -> None:
+    """Run the tables of cases. Ends with 3 if a row comes out otherwise, or if no row tells that a policy is there."""
+    with _told():
+        engine, rows = _engine(folder), cases.tables(folder)
+    failed, uncovered = cases.failures(engine, rows), cases.uncovered(engine, rows)
+    facts = {
+        "rows": len(rows),
+        "failed": [{"row": str(f.case), "expected": asdict(f.case.expected), "found": asdict(f.found)} for f in failed],
+        "uncovered": uncovered,
+    }
+    lines = [f"FAILS  {f.case}: expected {_short(f.case.expected)}, found {_short(f.found)}" for f in failed]
+    lines += [f"FAILS  {name}: no row expects it to decide" for name in uncovered]
+    _say(facts, [*lines, f"{len(rows) - len(failed)} of {len(rows)} rows hold"], as_json=as_json)
+    if failed or uncovered:
+        raise Ended(Exit.INTEGRITY)
+
+
+@policy.command()
+@_folder
+@_json
+def show(folder: Path, as_json: bool) -> None:
+    """List the policies: id, whether it permits or forbids, and its sentence."""
+    with _told():
+        engine = _engine(folder)
+    width = max(len(found.id) for found in engine.policies)
+    lines = [f"{found.id.ljust(width)}  {found.effect.ljust(6)}  {found.sentence}" for found in engine.policies]
+    _say({"policies": [asdict(found) for found in engine.policies]}, lines, as_json=as_json)
+
+
+def _choice(kind: Any) -> click.Choice[str]:
+    return click.Choice([value.value for value in kind])
+
+
+@policy.command("explain")
+@click.argument("purpose", type=_choice(Purpose))
+@click.option("--role", "roles", type=_choice(Role), multiple=True, help="The client's role; may be repeated. Default: every role.")
+@click.option("--no-role", is_flag=True, help="The client has no role.")
+@click.option("--client-state", type=_choice(ClientState), default="active", show_default=True)
+@click.option("--voice-state", type=_choice(VoiceState), default="active", show_default=True)
+@click.option("--no-voice", is_flag=True, help="There is no such voice.")
+@click.option(
+    "--consent-purpose", "purposes", type=click.Choice(sorted(CONSENT_PURPOSES)), multiple=True, help="Default: every one."
+)
+@click.option("--consent-state", type=_choice(ConsentState), default="active", show_default=True)
+@click.option(
+    "--consent-expires", default="1d", show_default=True, help="From now: 90s, 5m, 2h, 30d; -1d is a day ago. Or an ISO time."
+)
+@click.option("--consent-territory", "covered", multiple=True, help="ISO 3166, or *; may be repeated. Default: *.")
+@click.option("--no-consent", is_flag=True, help="There is no consent.")
+@click.option("--territory", default=cases.TERRITORY, show_default=True, help="Where the installation is.")
+@click.option("--tenant", default=cases.TENANT, show_default=True, help="The client's.")
+@click.option("--voice-tenant", help="Default: the client's.")
+@click.option("--consent-tenant", help="Default: the client's.")
+@_folder
+@_json
+def explain_(folder: Path, as_json: bool, **said: Any) -> None:
+    """Which policy decides a question, and what would have to change for the other answer.
+
+    The question is an honest request for PURPOSE, except for what the options say. The data of an installation is not read.
+
+    \b
+    glottis policy explain speak --consent-purpose compare
+    glottis policy explain speak --role reader --consent-expires -1d --json
+    """
+    with _told():
+        engine = _engine(folder)
+    honest, question = _questions(said, datetime.now(UTC))
+    found = explain(engine, question, honest)
+    facts = asdict(found.decision) | {
+        "code": found.code,
+        "reasons": [asdict(reason) for reason in found.reasons],
+        "would_change": [list(way) for way in found.changes],
+    }
+    _say(facts, _lines(found), as_json=as_json)
+
+
+def _questions(said: dict[str, Any], now: datetime) -> tuple[Question, Question]:
+    """The honest question of the client's tenant, and the one that was asked."""
+    tenant = said["tenant"]
+    client, voice, consent = cases.HONEST.client, cases.HONEST.voice, cases.HONEST.consent
+    assert voice is not None
+    assert consent is not None
+    client = replace(client, tenant=tenant)
+    voice = replace(voice, tenant=tenant)
+    consent = replace(consent, tenant=tenant, expires_at=now + timedelta(days=1), purposes=tuple(sorted(CONSENT_PURPOSES)))
+    honest = Question(Purpose(said["purpose"]), client, voice, consent, said["territory"], now.timestamp())
+    asked = replace(
+        honest,
+        client=_client(client, said),
+        voice=None if said["no_voice"] else _voice(voice, said),
+        consent=None if said["no_consent"] else _consent(consent, said, now),
+    )
+    return honest, asked
+
+
+def _client(honest: Client, said: dict[str, Any]) -> Client:
+    roles = () if said["no_role"] else tuple(said["roles"]) or honest.roles
+    return replace(honest, roles=roles, state=ClientState(said["client_state"]))
+
+
+def _voice(honest: Voice, said: dict[str, Any]) -> Voice:
+    return replace(honest, tenant=said["voice_tenant"] or honest.tenant, state=VoiceState(said["voice_state"]))
+
+
+def _consent(honest: Consent, said: dict[str, Any], now: datetime) -> Consent:
+    return replace(
+        honest,
+        tenant=said["consent_tenant"] or honest.tenant,
+        state=ConsentState(said["consent_state"]),
+        purposes=tuple(said["purposes"]) or honest.purposes,
+        territory=tuple(said["covered"]) or (EVERYWHERE,),
+        expires_at=_expiry(said["consent_expires"], now),
+    )
+
+
+def _expiry(said: str, now: datetime) -> datetime:
+    relative = re.fullmatch(r"([+-]?\d{1,9})([smhd])", said)
+    try:
+        if relative:
+            return now + timedelta(seconds=int(relative[1]) * _SECONDS[relative[2]])
+        moment = datetime.fromisoformat(said)
+    except (ValueError, OverflowError):
+        raise click.BadParameter(
+            f"{said!r} is neither a span such as 30d nor an ISO time", param_hint="--consent-expires"
+        ) from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _engine(folder: Path) -> PolicyEngine:
+    """The set of a folder, valid and with a sentence for each policy. Raises PolicySetInvalid."""
+    engine = PolicyEngine.of_folder(folder)
+    mute = [found.id for found in engine.policies if not found.sentence]
+    if mute:
+        raise PolicySetInvalid(f"no comment says what {', '.join(mute)} is for")
+    return engine
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Say what is wrong with a set before the error does: it is the operator's own text."""
+    try:
+        yield
+    except PolicySetInvalid as refusal:
+        click.echo(refusal.detail, err=True)
+        raise
+
+
+def _short(decision: Any) -> str:
+    return f"{'allowed' if decision.allowed else 'denied'} by {', '.join(decision.decided_by)}"
+
+
+def _lines(found: Explanation) -> Iterator[str]:
+    yield "allowed" if found.decision.allowed else f"denied; a caller reads {found.code}"
+    for reason in found.reasons:
+        yield f"  {reason.policy}: {reason.sentence}"
+    other = "denied" if found.decision.allowed else "allowed"
+    if not found.changes:
+        yield f"nothing that was tried makes it {other}"
+    elif len(found.changes[0]) == 1:
+        yield f"it would be {other} if one of these were so:"
+        yield from (f"  - {way[0]}" for way in found.changes)
+    else:
+        yield f"it would be {other} if all of these were so:"
+        yield from (f"  - {change}" for change in found.changes[0])
+
+
+def _say(facts: dict[str, Any], lines: Any, *, as_json: bool) -> None:
+    if as_json:
+        say_json(facts)
+    else:
+        for line in lines:
+            click.echo(line)
