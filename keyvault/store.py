@@ -102,9 +102,11 @@ class KeyStore:
 
 def _insert(transaction: Transaction, table: Table, row: dict[str, Any]) -> None:
     try:
-        transaction.execute(insert(table).values(row))
+        written = transaction.execute(insert(table).values(row)).rowcount
     except IntegrityError as error:
         raise RowChanged(f"{table.name} already has this version") from error
+    if written != 1:  # a trigger or rule dropped it
+        raise RowChanged(f"{table.name}: the database did not keep the new row")
 
 
 def _key_row(key: WrappedKey) -> dict[str, Any]:

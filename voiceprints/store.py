@@ -68,8 +68,10 @@ class VoiceprintStore:
     """Writes and reads in the caller's transaction."""
 
     def add(self, transaction: Transaction, rows: Sequence[SealedRow]) -> None:
-        """Insert a new voice's rows."""
-        transaction.execute(insert(voiceprint), [{**vars(row), "kind": row.kind.value} for row in rows])
+        """Insert a new voice's rows. Raises VoiceprintsUnavailable if the database did not keep each: then roll back."""
+        values = [{**vars(row), "kind": row.kind.value} for row in rows]
+        if transaction.execute(insert(voiceprint).values(values)).rowcount != len(rows):
+            raise VoiceprintsUnavailable("the database did not keep every row")
 
     def load(self, transaction: Transaction, tenant: str, voice: UUID) -> tuple[SealedRow, SealedRow]:
         """The voice's embedding and conditioning, in one query. Raises VoiceprintMissing unless both are there."""

@@ -1,7 +1,8 @@
 """The audit log's tables: what the vault appends, and what the log process sequences.
 
 A worker's counter has no gaps: it is taken from the table under an advisory lock that Postgres holds until the transaction
-ends, so a rolled-back number is given out again and numbers follow the order of commits. A missing row shows.
+ends, so a rolled-back number is given out again and numbers follow the order of commits. A missing row shows. The database is
+not believed: what it wrote must come back as it was given, and a table behind what a worker has committed is refused.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ from sqlalchemy import (
     UniqueConstraint,
     Uuid,
     bindparam,
+    cast,
     func,
     insert,
     select,
     text,
 )
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.types import UserDefinedType
 
 from keyvault.database import Database, Transaction, metadata
 from keyvault.errors import HsmUnavailable
@@ -94,10 +97,43 @@ _CHUNK = 2000
 
 # Built once: the gate runs these for every request, and putting them together costs as much as running them.
 _TAKE_LOCK = select(func.pg_advisory_xact_lock(bindparam("lock", type_=BigInteger)))
-_LAST = {kind: select(func.max(t.c.counter)).where(t.c.worker == bindparam("of_worker")) for kind, t in RECORDED.items()}
+
+
+class _Xid8(UserDefinedType[str]):
+    """Postgres' transaction number that never comes again."""
+
+    cache_ok = True
+
+    def get_col_spec(self) -> str:
+        return "xid8"
+
+
+_FATE = func.pg_catalog.pg_xact_status(cast(bindparam("of_xid", type_=Text), _Xid8)).label("fate")
+_LAST = {
+    kind: select(func.max(t.c.counter).label("last"), _FATE).where(t.c.worker == bindparam("of_worker"))
+    for kind, t in RECORDED.items()
+}
 _WHOLE = {t: insert(t).values({column.name: bindparam(column.name) for column in t.c}) for t in (intents, completions, details)}
-# An intent and its sealed details are one statement: the foreign key is checked when it ends.
-_WRITE = {"intent": _WHOLE[details].add_cte(_WHOLE[intents].cte("recorded")), "completion": _WHOLE[completions]}
+_WRITTEN = {t: statement.returning(*t.c).cte(f"{t.name}_written") for t, statement in _WHOLE.items()}
+_XID = cast(func.pg_catalog.pg_current_xact_id(), Text).label("xid")
+
+
+def _both() -> Select[Any]:
+    """An intent and its sealed details in one statement (the foreign key is checked when it ends): both rows come back or none."""
+    whole, shown = _WRITTEN[intents], _WRITTEN[details]
+    return select(*whole.c, shown.c.sealed, _XID).join_from(whole, shown, whole.c.intent_id == shown.c.intent_id)
+
+
+_WRITE: dict[str, Select[Any]] = {"intent": _both(), "completion": select(*_WRITTEN[completions].c, _XID)}
+
+
+@dataclass
+class _Given:
+    """The counter that a worker gave out last, in which transaction, and the highest that it knows to be committed."""
+
+    counter: int = -1
+    xid: str | None = None
+    committed: int = -1
 
 
 class AuditStore:
@@ -106,12 +142,13 @@ class AuditStore:
     def __init__(self, database: Database, hsm: Hsm, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._database, self._hsm, self._now = database, hsm, now
         self.worker = str(uuid4())
+        self._given = {kind: _Given() for kind in RECORDED}  # each guarded by the advisory lock of its kind
 
     def append(self, transaction: Transaction, intent: Intent) -> UUID:
         """Write intent and sealed details so that they commit with `transaction` (READ COMMITTED) or not at all.
 
-        This worker's other appends wait until that transaction ends, so commit soon. Raises AuditUnavailable and
-        RecordInvalid; the transaction must then be rolled back.
+        This worker's other appends wait until that transaction ends, so commit soon, and take no savepoints. Raises
+        AuditUnavailable, also where the database did not keep the rows, and RecordInvalid; then roll back.
         """
         intent_id = uuid4()
         with _unavailable():
@@ -173,12 +210,32 @@ class AuditStore:
 
     def _write(self, transaction: Transaction, kind: str, intent_id: UUID, fields: Mapping[str, Any], **more: bytes) -> None:
         transaction.execute(_TAKE_LOCK, {"lock": _lock(kind, self.worker)})
-        # A statement of its own: it must see what the lock's last holder committed.
-        last = transaction.scalar(_LAST[kind], {"of_worker": self.worker})
-        counter = 0 if last is None else last + 1
+        counter = self._next(transaction, kind)
         body = record.body(fields, Stamp(self.worker, counter, self._now()))
         values = {"intent_id": intent_id, "worker": self.worker, "counter": counter, "body": body, "mac": self._mac(kind, body)}
-        transaction.execute(_WRITE[kind], values | more)
+        written = [dict(row) for row in transaction.execute(_WRITE[kind], values | more).mappings()]
+        xid = written[0].pop("xid") if written else None
+        if written != [values | more]:  # a trigger or rule dropped or changed it
+            raise AuditUnavailable(f"the database did not write the {kind} that it was given")
+        given = self._given[kind]
+        given.counter, given.xid = counter, str(xid)
+
+    def _next(self, transaction: Transaction, kind: str) -> int:
+        """The counter that is due. Raises AuditUnavailable, from then on, if the table lost what this worker had committed.
+
+        The lock's last holder has ended by now, so Postgres knows its fate. A transaction of our own still in progress counts
+        here too, but is not remembered. If its fate is forgotten (too old), nothing follows.
+        """
+        given = self._given[kind]
+        # A statement of its own: it must see what the lock's last holder committed.
+        last, fate = transaction.execute(_LAST[kind], {"of_worker": self.worker, "of_xid": given.xid}).one()
+        last = -1 if last is None else int(last)
+        if fate == "committed":
+            given.committed = max(given.committed, given.counter)
+        due = max(given.committed, given.counter) if fate == "in progress" else given.committed
+        if last < due:
+            raise AuditUnavailable(f"{kind}s of worker {self.worker} end at {last}, but {due} was written: the table was changed")
+        return last + 1
 
     def _mac(self, kind: str, body: bytes) -> bytes:
         return self._hsm.mac(KeyName.RECORD_MAC, canonical(f"audit-{kind}", body))

@@ -229,3 +229,73 @@ def test_a_mac_of_one_table_does_not_serve_in_another(log: Log) -> None:
 def test_utc_by_default(log: Log) -> None:
     written = json.loads(stored(log, log.append()))["time"]
     assert abs(datetime.fromisoformat(written) - datetime.now(UTC)) < timedelta(seconds=30)
+
+
+def trigger(log: Log, table: str, when: str, does: str) -> None:
+    """What the database's owner can add to a table."""
+    log.sql(f"CREATE FUNCTION evil_{table}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {does} END $$")
+    log.sql(f"CREATE {when} ON {table} FOR EACH ROW EXECUTE FUNCTION evil_{table}()")
+
+
+def test_a_row_that_a_trigger_drops_is_no_record_and_nothing_goes_on(log: Log) -> None:
+    done = log.append()
+    for table in ("detail", "intent", "completion"):
+        trigger(log, table, "TRIGGER evil BEFORE INSERT", "RETURN NULL;")
+    with pytest.raises(AuditUnavailable):
+        log.append()
+    log.sql("DROP TRIGGER evil ON intent")
+    with pytest.raises(AuditUnavailable):
+        log.append()  # the details alone are dropped
+    with pytest.raises(AuditUnavailable):
+        log.store.complete(done, "spoken", {})
+    assert log.sql("SELECT (SELECT count(*) FROM intent), (SELECT count(*) FROM completion)") == [(1, 0)]
+    log.sql("DROP TRIGGER evil ON detail")
+    log.sql("DROP TRIGGER evil ON completion")
+    log.append()
+    log.store.complete(done, "spoken", {})
+    assert log.store.check_macs() == 3
+
+
+def test_a_row_that_a_trigger_changes_is_refused(log: Log) -> None:
+    trigger(log, "intent", "TRIGGER evil BEFORE INSERT", "NEW.body := 'x'; RETURN NEW;")
+    with pytest.raises(AuditUnavailable):
+        log.append()
+
+
+@pytest.mark.parametrize("kind", ["intent", "completion"])
+def test_a_worker_refuses_a_table_that_lost_what_it_committed(log: Log, kind: str) -> None:
+    ids = [log.append() for _ in range(3)]
+    log.store.complete(ids[0], "spoken", {})
+    log.sql("DELETE FROM completion")
+    if kind == "intent":
+        log.sql("DELETE FROM detail")
+        log.sql("DELETE FROM intent WHERE counter = 2")
+    for _ in range(2):
+        with pytest.raises(AuditUnavailable) as refused:
+            log.append() if kind == "intent" else log.store.complete(ids[1], "spoken", {})
+        assert "the table was changed" in str(refused.value.detail)
+
+
+def test_a_row_that_is_deleted_as_it_commits_stops_the_worker(log: Log) -> None:
+    does = "DELETE FROM detail; DELETE FROM intent WHERE intent_id = NEW.intent_id; RETURN NULL;"
+    trigger(log, "intent", "CONSTRAINT TRIGGER evil AFTER INSERT", does)
+    log.sql("DROP TRIGGER evil ON intent")
+    log.sql(
+        "CREATE CONSTRAINT TRIGGER evil AFTER INSERT ON intent DEFERRABLE INITIALLY DEFERRED"
+        " FOR EACH ROW EXECUTE FUNCTION evil_intent()"
+    )
+    log.append()
+    with pytest.raises(AuditUnavailable) as refused:
+        log.append()
+    assert "the table was changed" in str(refused.value.detail)
+
+
+def test_numbers_of_a_transaction_rolled_back_are_forgotten(log: Log) -> None:
+    log.append()
+    with log.database.connect() as connection:
+        connection.begin()
+        log.store.append(connection, intent())
+        log.store.append(connection, intent())  # sees the first, which never commits
+        connection.rollback()
+    log.append()
+    assert log.sql("SELECT counter FROM intent ORDER BY 1") == [(0,), (1,)]
