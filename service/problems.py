@@ -21,7 +21,7 @@ _BY_STATUS: Mapping[int, str] = {
     405: "method_not_allowed",
     408: "client_disconnected cancelled",
     409: "row_changed model_mismatch",
-    413: "too_large upload_too_large audio_too_long text_too_long",
+    413: "too_large upload_too_large audio_too_long text_too_long speech_too_long",
     415: "not_audio unsupported_audio",
     422: "audio_refused damaged_audio audio_empty invalid_samples decode_timeout quality_refused embedding_invalid"
     " conditioning_invalid too_little_speech empty_input unspeakable speed_out_of_range",
@@ -68,6 +68,12 @@ def problem(code: str, message: str, fix: str, *, extra: Mapping[str, object] | 
     if status == 401:
         headers["WWW-Authenticate"] = f'DPoP error="{_oauth_error(code)}", algs="ES256"'
     return JSONResponse({"error": error}, status_code=status, headers=headers)
+
+
+def certificate_required() -> JSONResponse:
+    """For a connection without a client certificate: readable, where a failed handshake would not be."""
+    fix = "Connect with the certificate that was issued to this client (mutual TLS)."
+    return problem("certificate_required", "This call needs a client certificate.", fix)
 
 
 def _oauth_error(code: str) -> str:

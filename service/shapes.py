@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Literal
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 
 MAX_TEXT = 4096
 MAX_JSON_BYTES = 64 * 1024
@@ -14,19 +14,40 @@ MAX_FORM_BYTES = 16 * 1024
 MAX_UPLOAD_BYTES = 32 * 1024 * 1024
 MAX_RECORDINGS = 10
 
-Name = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]
-ModelName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9._-]{1,64}$")]
+_SHOWN = r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+$"
+"""No controls, no line separators, none of the marks that turn the direction of text: a name must not rewrite what it stands in."""
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=_SHOWN)]
+TenantName = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=_SHOWN)]
 
 
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
+_TENANT: TypeAdapter[str] = TypeAdapter(TenantName)
 
 
 def name_of(text: str) -> str | None:
     """The text if it can name a voice, else None."""
+    return _fitting(_NAME, text)
+
+
+def tenant_of(text: str) -> str | None:
+    """The text if it can name a tenant, else None."""
+    return _fitting(_TENANT, text)
+
+
+def _fitting(shape: TypeAdapter[str], text: str) -> str | None:
     try:
-        return _NAME.validate_python(text)
+        return shape.validate_python(text)
     except ValidationError:
         return None
+
+
+def _in_utc(moment: datetime) -> datetime:
+    """The same moment in UTC; ValueError where the calendar ends before it."""
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("beyond the calendar") from None
 
 
 class Shape(BaseModel):
@@ -38,7 +59,7 @@ class SpeechRequest(Shape):
 
     input: Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
     voice: UUID
-    model: ModelName = "hibari"
+    model: Literal["hibari"] = "hibari"
     response_format: Literal["wav", "pcm"] = "wav"
     speed: Annotated[float, Field(ge=0.25, le=4.0)] = 1.0
 
@@ -51,7 +72,7 @@ class ConsentRequest(Shape):
     territory: Annotated[
         list[Annotated[str, StringConstraints(pattern=r"^([A-Z]{2}|\*)$")]], Field(min_length=1, max_length=50)
     ] = ["*"]
-    expires_at: datetime
+    expires_at: Annotated[AwareDatetime, AfterValidator(_in_utc)]
     evidence: Annotated[str, Field(min_length=1, max_length=10_000)]
 
 

@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from uuid import UUID
+from uuid import UUID, uuid4
 
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine
 
 from keyvault.database import Database, Transaction
 from keyvault.errors import KeyNotFound
@@ -23,11 +23,12 @@ from policies.audit.store import AuditStore
 from policies.authority import Voice
 from policies.engine import PolicyEngine
 from policies.gate import Gate
+from policies.grants import VerifiedProof
 from policies.intents import Intent, Intents
 from policies.minting import Minting
 from policies.proofs import ProofVerifier
 from policies.registry import Registry
-from policies.store import PolicyStore
+from policies.store import PolicyStore, durable
 from policies.tokens import TokenMint, TokenVerifier, jwks
 from service.refusal_counts import RefusalCounts
 from service.settings import Settings
@@ -149,7 +150,7 @@ def _vault(settings: Settings, database: Database, hsm: Hsm) -> Vault:
         opening=opening,
         matching=Matching(voices=opening, memory=memory, activity=activity, encoder=encoder),
         speech=Speech(engine, Scheduler(at_once=SPEAKING_AT_ONCE, waiting=IN_LINE)),
-        ready=_readiness(database, hsm),
+        ready=_readiness(database, hsm, store),
         jwks=lambda: jwks([signer]),
     )
 
@@ -162,7 +163,7 @@ def _key_of(keys: VoiceKeys, transaction: Transaction, voice: Voice) -> KeyRef:
     return key.ref
 
 
-def _readiness(database: Database, hsm: Hsm) -> Readiness:
+def _readiness(database: Database, hsm: Hsm, store: PolicyStore) -> Readiness:
     master = hsm.masters()[-1]
     aad = canonical("canary")
     with LockedBuffer(64) as buffer, hsm.new_dek(master) as dek:
@@ -173,8 +174,9 @@ def _readiness(database: Database, hsm: Hsm) -> Readiness:
         with LockedBuffer(64) as buffer, hsm.open_dek(master, wrapped) as dek:
             dek.open_into(sealed, aad, buffer)
 
-    def reaches() -> None:
-        with database.connect() as connection:
-            connection.execute(text("SELECT 1"))
+    def writes() -> None:
+        # A full disk still answers SELECT: a row of the guard is written like a request's, and swept like one.
+        with durable(database) as transaction:
+            store.consume_proof(transaction, VerifiedProof("readyz", str(uuid4()), int(time.time())))
 
-    return Readiness({"hsm": unwraps, "database": reaches})
+    return Readiness({"hsm": unwraps, "database": writes})

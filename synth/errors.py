@@ -36,6 +36,13 @@ class TextTooLong(TextRefused):
     fix = "Split the text into several requests."
 
 
+class SpeechTooLong(TextRefused):
+    """The speech is longer than one request may make."""
+
+    code = "speech_too_long"
+    fix = "Send the text in parts."
+
+
 class Unspeakable(TextRefused):
     """Nothing in this text can be voiced."""
 

@@ -11,8 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from synth.engine import Engine, Samples, Scratch
+from synth.errors import SpeechTooLong
 from synth.scheduler import Scheduler, Turn
 from synth.text import Script
+
+MAX_SECONDS = 600
+"""Of speech in one request, whatever the text: digits and slow speed make much of little."""
 
 
 class OpenVoice(Protocol):
@@ -57,6 +61,8 @@ class Spoken:
         self._turn.wait()
         block = next(self._blocks)
         self._samples += len(block)
+        if self._samples > MAX_SECONDS * self._rate:
+            raise SpeechTooLong
         self._spoken += 1
         return block
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from service.edge.limits import BodyCap
@@ -26,6 +26,8 @@ fetch one at `/oauth/token`, use it once, at once, with a DPoP proof (RFC 9449).
 
 DECODERS = 2
 """Decoding children at once in one edge worker."""
+UPLOADS = 4
+"""Uploads in memory at once in one edge worker."""
 
 
 def create_app(sockets: Sequence[Path]) -> FastAPI:
@@ -35,6 +37,7 @@ def create_app(sockets: Sequence[Path]) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.relay = Relay.to(sockets)
         app.state.decoders = asyncio.Semaphore(DECODERS)
+        app.state.uploads = asyncio.Semaphore(UPLOADS)
         yield
         await app.state.relay.close()
 
@@ -44,6 +47,7 @@ def create_app(sockets: Sequence[Path]) -> FastAPI:
         app.include_router(routes.router)
     app.add_exception_handler(RequestValidationError, _malformed)
     app.add_exception_handler(HTTPException, _plain)
+    app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _unexpected)
     return app
 
@@ -65,6 +69,10 @@ async def _plain(_: Request, error: Exception) -> Response:
     if error.status_code == 404:
         return problem("not_found", "There is nothing at this path.", "See / for an index and /openapi.json for every call.")
     return problem("invalid_request", "The request cannot be read.", "Send well-formed HTTP and JSON.")
+
+
+async def _gone(_: Request, __: Exception) -> JSONResponse:
+    return problem("client_disconnected", "The client left before its request was complete.", "Send it again.")
 
 
 async def _unexpected(_: Request, __: Exception) -> JSONResponse:

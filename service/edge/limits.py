@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from typing import Any
 
-from service.problems import problem
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from service.edge.tls import client_certificate
+from service.problems import certificate_required, problem
 from service.shapes import MAX_JSON_BYTES, MAX_UPLOAD_BYTES
 
 Message = MutableMapping[str, Any]
@@ -15,6 +21,9 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 # A multipart body is a little larger than the files in it; `uploads` holds the files themselves to MAX_UPLOAD_BYTES.
 _FORM_SLACK = 64 * 1024
+_UPLOADS = re.compile(r"/v1/voices(/[^/]+/verify)?")
+OPEN = frozenset({"/", "/healthz", "/readyz", "/.well-known/jwks.json", "/openapi.json"})
+"""Paths that need no certificate."""
 
 
 class _TooLarge(Exception):
@@ -22,7 +31,7 @@ class _TooLarge(Exception):
 
 
 class BodyCap:
-    """ASGI middleware: uploads up to MAX_UPLOAD_BYTES, everything else up to MAX_JSON_BYTES; more is 413."""
+    """ASGI middleware: the certificate first, then a cap by route, by the announced length and again by what arrives."""
 
     def __init__(self, app: App) -> None:
         self.app = app
@@ -31,10 +40,10 @@ class BodyCap:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers = dict(scope["headers"])
-        form = headers.get(b"content-type", b"").startswith(b"multipart/form-data")
-        cap = MAX_UPLOAD_BYTES + _FORM_SLACK if form else MAX_JSON_BYTES
-        announced = headers.get(b"content-length", b"0")
+        refusal = _refused(scope, cap := _cap(scope))
+        if refusal is not None:
+            await refusal(scope, receive, send)
+            return
         started, total = False, 0
 
         async def counted() -> Message:
@@ -47,18 +56,32 @@ class BodyCap:
 
         async def watched(message: Message) -> None:
             nonlocal started
+            if total > cap and not started:
+                return  # the framework's own answer to a body that broke off: ours says why
             started = True
             await send(message)
 
-        if not announced.isdigit() or int(announced) > cap:
-            await _refuse(cap)(scope, receive, send)
-            return
-        try:
+        with suppress(_TooLarge):
             await self.app(scope, counted, watched)
-        except _TooLarge:
-            if not started:
-                await _refuse(cap)(scope, receive, send)
+        if total > cap and not started:
+            await _too_large(cap)(scope, receive, send)
 
 
-def _refuse(cap: int) -> Any:
+def _cap(scope: Message) -> int:
+    upload = scope["method"] == "POST" and _UPLOADS.fullmatch(scope["path"])
+    return MAX_UPLOAD_BYTES + _FORM_SLACK if upload else MAX_JSON_BYTES
+
+
+def _refused(scope: Message, cap: int) -> JSONResponse | None:
+    """What can be said before a byte of the body is read."""
+    if scope["path"] not in OPEN and client_certificate(Request(scope)) is None:
+        return certificate_required()
+    announced = dict(scope["headers"]).get(b"content-length", b"0")
+    # Eight digits hold more than any cap: a longer number is not read as one.
+    if not announced.isdigit() or len(announced.lstrip(b"0")) > 8 or int(announced[-8:]) > cap:
+        return _too_large(cap)
+    return None
+
+
+def _too_large(cap: int) -> JSONResponse:
     return problem("too_large", "The request is too large.", f"Send at most {cap // 1024} KiB.")

@@ -6,17 +6,19 @@ again: it may have spent its token.
 
 from __future__ import annotations
 
+import asyncio
 import base64
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 from starlette.requests import Request
 from starlette.responses import Response
 
 from service.edge.tls import client_certificate
-from service.problems import problem
+from service.problems import certificate_required, problem
 
 CERTIFICATE_HEADER = "x-glottis-client-cert"
 _PASSED_IN = ("authorization", "dpop", "content-type")
@@ -30,6 +32,8 @@ _PASSED_OUT = (
     "www-authenticate",
     "dpop-nonce",
 )
+
+_LOOK_S = 0.25
 
 Body = bytes | AsyncIterator[bytes]
 
@@ -65,15 +69,16 @@ class Relay:
     async def forward(self, request: Request, body: Body = b"") -> Response:
         """The vault's answer to this request, as it is; `vault_unavailable` if there is none."""
         headers = [(k, v) for k, v in request.headers.items() if k in _PASSED_IN]
+        if not all(value.isascii() for _, value in headers):
+            return problem(
+                "invalid_request", "A header holds bytes that no header may.", "Send Authorization and DPoP as they were made."
+            )
         certificate = client_certificate(request)
         if certificate is None:
-            return problem(
-                "certificate_required",
-                "This call needs a client certificate.",
-                "Connect with the certificate that was issued to this client (mutual TLS).",
-            )
+            return certificate_required()
         headers.append((CERTIFICATE_HEADER, base64.b64encode(certificate).decode()))
-        return await self.send(request.method, request.url.path, headers, body)
+        sending = self.send(request.method, request.url.path, headers, body)
+        return await (_while_connected(request, sending) if isinstance(body, bytes) else sending)
 
     async def send(self, method: str, path: str, headers: list[tuple[str, str]], body: Body = b"") -> Response:
         """One request to the least busy worker that accepts the connection."""
@@ -90,6 +95,17 @@ class Relay:
             passed = {k: v for k, v in answer.headers.items() if k in _PASSED_OUT}
             return Response(answer.content, status_code=answer.status_code, headers=passed)
         return _unavailable()
+
+
+async def _while_connected(request: Request, sending: Coroutine[Any, Any, Response]) -> Response:
+    """The answer; or the request to the vault is broken off when its client has left, so that the vault stops too."""
+    task = asyncio.create_task(sending)
+    while not (await asyncio.wait({task}, timeout=_LOOK_S))[0]:
+        if await request.is_disconnected():
+            task.cancel()
+            await asyncio.wait({task})
+            return problem("client_disconnected", "The client left.", "Send it again with a fresh token.")
+    return task.result()
 
 
 def _unavailable() -> Response:

@@ -20,20 +20,62 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 _EXTENSION = "glottis.tls"
 
 
+HEADER_SECONDS, BODY_SECONDS = 10.0, 60.0
+"""How long a peer may take to send its request's head, and then its body, before the connection is cut."""
+MAX_HEADER_BYTES = 64 * 1024
+MAX_CONNECTIONS = 512
+"""Open connections of one edge worker; one more is cut at once, so that the descriptors never run out."""
+
+
 class TLSProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol, which also remembers the peer's certificate for the life of the connection."""
+    """uvicorn's HTTP protocol, which remembers the peer's certificate, and cuts peers that take too long or send too much."""
 
     _certificate: bytes | None = None
+    _deadline: asyncio.TimerHandle | None = None
+    _in_head = True
+    _head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
         tls = transport.get_extra_info("ssl_object")
         self._certificate = tls.getpeercert(binary_form=True) if tls is not None else None
+        if len(self.connections) > MAX_CONNECTIONS:
+            transport.abort()
+            return
+        self._allow(HEADER_SECONDS)
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._in_head and self._head_bytes > MAX_HEADER_BYTES:
+            self.transport.abort()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._in_head, self._head_bytes = True, 0
+        self._allow(HEADER_SECONDS)
         extensions: dict[str, Any] = self.scope.setdefault("extensions", {})
         extensions[_EXTENSION] = {"client_certificate": self._certificate}
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._allow(BODY_SECONDS)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._allow(None)
+        super().on_message_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._allow(None)
+        super().connection_lost(exc)
+
+    def _allow(self, seconds: float | None) -> None:
+        """Cut the connection when these seconds are over; None: no limit (idle connections are uvicorn's to close)."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
 
 
 def client_certificate(request: Request) -> bytes | None:

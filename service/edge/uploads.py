@@ -11,8 +11,11 @@ from starlette.requests import Request
 
 from service import frames
 from service.shapes import MAX_RECORDINGS, MAX_UPLOAD_BYTES
-from voiceprints.decoding import decode
+from voiceprints.decoding import RATE, decode
 from voiceprints.errors import VoiceprintError
+
+MAX_SECONDS = 300
+"""Of all recordings of one upload together."""
 
 
 class UploadRefused(Exception):
@@ -30,14 +33,16 @@ class _InMemory(MultiPartParser):
 async def framed(request: Request) -> AsyncIterator[bytes]:
     """The upload as a frame. It starts when the first byte is asked for, so the headers are already at the vault."""
     frame: frames.Upload | frames.Refused
-    try:
-        frame = await _upload(request)
-    except UploadRefused as refusal:
-        frame = refusal.refusal
-    except VoiceprintError as error:
-        frame = frames.Refused(error.code, str(error), error.fix)
-    for chunk in frames.pack(frame):
-        yield chunk
+    # Few uploads in memory at a time, however many come: each may be MAX_UPLOAD_BYTES and MAX_SECONDS of samples.
+    async with request.app.state.uploads:
+        try:
+            frame = await _upload(request)
+        except UploadRefused as refusal:
+            frame = refusal.refusal
+        except VoiceprintError as error:
+            frame = frames.Refused(error.code, str(error), error.fix)
+        for chunk in frames.pack(frame):
+            yield chunk
 
 
 async def _upload(request: Request) -> frames.Upload:
@@ -48,11 +53,14 @@ async def _upload(request: Request) -> frames.Upload:
         raise UploadRefused("invalid_request", "The form has no audio file.", "Send the recording as the form field `audio`.")
     # A decoder is a process of its own: a few at a time, whatever arrives.
     slots: asyncio.Semaphore = request.app.state.decoders
-    recordings = []
+    recordings, left = [], MAX_SECONDS * RATE
     for file in files:
         data = await file.read()
         async with slots:
             recordings.append((await asyncio.to_thread(decode, data)).samples)
+        left -= len(recordings[-1])
+        if left < 0:
+            raise UploadRefused("audio_too_long", "The recordings are too long.", f"Send at most {MAX_SECONDS} seconds in all.")
     return frames.Upload(fields, recordings)
 
 
@@ -64,7 +72,7 @@ async def _form(request: Request) -> FormData:
     parser = _InMemory(request.headers, _capped(request), max_files=MAX_RECORDINGS, max_fields=10, max_part_size=4096)
     try:
         return await parser.parse()
-    except (MultiPartException, KeyError) as error:
+    except (MultiPartException, LookupError, ValueError) as error:
         raise UploadRefused(
             "invalid_request",
             "The multipart form cannot be read.",

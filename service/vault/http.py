@@ -5,6 +5,7 @@ The token is checked as soon as the headers are here; an upload's samples arrive
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 from collections.abc import Callable
@@ -21,17 +22,23 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from keyvault.errors import KeyVaultError
+from policies.errors import PolicyError
 from service import frames
 from service.problems import problem, unexpected
 from service.refusals import Refusal, refusal_of
 from service.shapes import MAX_FORM_BYTES, MAX_JSON_BYTES, ConsentRequest, Shape, SpeechRequest
-from service.vault.vault import Credentials, Vault
+from service.vault.vault import Credentials, Listener, Vault
+from synth.errors import SynthError
+from voiceprints.errors import VoiceprintError
 
 CERTIFICATE_HEADER = "x-glottis-client-cert"
 INTENT_HEADER = "X-Glottis-Intent"
 SKIPPED_HEADER = "X-Glottis-Skipped"
 THREADS = 96
 """Requests in hand at once: each waits in a thread of its own for its turn at the engine."""
+
+_LOOK_S = 0.25
 
 S = TypeVar("S", bound=Shape)
 T = TypeVar("T")
@@ -56,7 +63,9 @@ def create_app(vault: Vault) -> Starlette:
         ],
     )
     app.add_exception_handler(HTTPException, _plain)
-    app.add_exception_handler(Refusal, _refused)
+    # By their bases: a handler for Exception alone would answer too, and then log each refusal as a crash.
+    for known in (Refusal, KeyVaultError, PolicyError, VoiceprintError, SynthError):
+        app.add_exception_handler(known, _refused)
     app.add_exception_handler(Exception, _failed)
     return app
 
@@ -109,7 +118,12 @@ class _Calls:
 
     async def speak(self, request: Request) -> Response:
         body = _shaped(SpeechRequest, await _body(request, MAX_JSON_BYTES))
-        spoken = await self._run(self._vault.speak, _credentials(request), body)
+        listener = Listener()
+        speaking = asyncio.create_task(self._run(self._vault.speak, _credentials(request), body, listener))
+        while not (await asyncio.wait({speaking}, timeout=_LOOK_S))[0]:
+            if await request.is_disconnected():
+                listener.leave()
+        spoken = speaking.result()
         kind = "audio/wav" if body.response_format == "wav" else "audio/pcm"
         headers = {INTENT_HEADER: str(spoken.intent_id), "Cache-Control": "no-store", "Content-Type": kind}
         if spoken.skipped:
@@ -188,13 +202,11 @@ async def _plain(_: Request, error: Exception) -> Response:
 
 
 async def _refused(_: Request, error: Exception) -> Response:
-    assert isinstance(error, Refusal)
-    return problem(error.code, str(error), error.fix)
+    known = refusal_of(error)
+    assert known is not None
+    return problem(known.code, str(known), known.fix, extra=known.extra)
 
 
 async def _failed(_: Request, error: Exception) -> Response:
-    known = refusal_of(error)
-    if known is None:
-        _log.error("request_failed", exc_info=error)
-        return unexpected()
-    return problem(known.code, str(known), known.fix, extra=known.extra)
+    _log.error("request_failed", exc_info=error)
+    return unexpected()

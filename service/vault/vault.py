@@ -6,6 +6,7 @@ transaction, then the voice in one locked buffer, then a completion that says wh
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -26,6 +27,7 @@ from service.refusals import Refusal, refusal_of
 from service.shapes import ConsentRequest, SpeechRequest, name_of
 from service.vault.readiness import Readiness
 from synth.audio import pcm16, wav
+from synth.scheduler import Turn
 from synth.speech import Speech
 from voiceprints.enrolment import Enrolment
 from voiceprints.matching import Matching
@@ -72,6 +74,29 @@ class SpokenAudio:
     intent_id: UUID
     audio: bytes = field(repr=False)
     skipped: int
+
+
+class Listener:
+    """Whoever waits for speech, and may leave while it is made. Called from the event loop and from the speaking thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._turn: Turn | None = None
+        self._left = False
+
+    def attend(self, turn: Turn) -> None:
+        """This turn speaks for the listener: it ends when they leave, or at once if they have."""
+        with self._lock:
+            self._turn = turn
+            if self._left:
+                turn.cancel()
+
+    def leave(self) -> None:
+        """Nobody listens any more: no further sentence is begun."""
+        with self._lock:
+            self._left = True
+            if self._turn is not None:
+                self._turn.cancel()
 
 
 @dataclass(frozen=True)
@@ -150,14 +175,14 @@ class Vault:
     def voices(self, credentials: Credentials) -> Done:
         """The tenant's voices, by name and state."""
         grant = self.gate.admit(credentials.call(Purpose.READ))
-        with self._completing(grant, "read"), self.database.begin() as transaction:
+        with self._completing(grant, "read"), durable(self.database) as transaction:
             found = self.store.voices(transaction, grant.token.tenant)
         return Done(grant.intent_id, {"voices": [_described(voice) for voice in found]})
 
     def voice(self, credentials: Credentials, voice_id: UUID) -> Done:
         """One of the tenant's voices. Raises VoiceUnknown."""
         grant = self.gate.admit(credentials.call(Purpose.READ))
-        with self._completing(grant, "read"), self.database.begin() as transaction:
+        with self._completing(grant, "read"), durable(self.database) as transaction:
             found = self.store.voice(transaction, grant.token.tenant, voice_id)
             if found is None:
                 raise VoiceUnknown()
@@ -178,10 +203,14 @@ class Vault:
             facts["band"] = band.value
         return Done(grant.intent_id, {"band": band.value})
 
-    def speak(self, credentials: Credentials, body: SpeechRequest) -> SpokenAudio:
-        """Speak a text in a voice. The voice is open from just after the gate until the last sentence, and no longer."""
+    def speak(self, credentials: Credentials, body: SpeechRequest, listener: Listener) -> SpokenAudio:
+        """Speak a text in a voice. The voice is open from just after the gate until the last sentence, and no longer.
+
+        Raises Cancelled when the listener leaves; what had been made by then stands in the completion.
+        """
         script = self.speech.read(body.input)
         with self.speech.reserve() as turn:
+            listener.attend(turn)
             grant = self.gate.admit(credentials.call(Purpose.SPEAK, voice=body.voice, text=body.input))
             with (
                 self._completing(grant, "spoken") as facts,
@@ -189,9 +218,11 @@ class Vault:
             ):
                 spoken = self.speech.speak(voice, script, turn=turn, speed=body.speed)
                 rate = self.speech.sample_rate
-                audio = wav(spoken, rate) if body.response_format == "wav" else b"".join(pcm16(block) for block in spoken)
-                facts["milliseconds"] = round(spoken.facts.seconds * 1000)
-                facts["characters"] = spoken.facts.characters
+                try:
+                    audio = wav(spoken, rate) if body.response_format == "wav" else b"".join(pcm16(block) for block in spoken)
+                finally:
+                    facts["milliseconds"] = round(spoken.facts.seconds * 1000)
+                    facts["characters"] = spoken.facts.characters
         return SpokenAudio(grant.intent_id, audio, len(spoken.facts.skipped))
 
     @contextmanager
@@ -202,7 +233,7 @@ class Vault:
             yield facts
         except Exception as error:
             known = refusal_of(error)
-            self.intents.complete(grant.intent_id, known.code if known else "internal_error", {})
+            self.intents.complete(grant.intent_id, known.code if known else "internal_error", facts)
             raise
         self.intents.complete(grant.intent_id, outcome, facts)
 
