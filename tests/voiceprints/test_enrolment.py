@@ -227,14 +227,18 @@ def test_no_locked_memory_left_is_a_refusal_and_passes(vault, anna):
     voice = vault.enrol(anna)
     narrow = LockedMemory(3 << 20, patience_s=0.05)
     voices = OpenVoices(database=vault.database, keys=vault.keys, memory=narrow, clock=vault.clock)
-    with (
-        voices.opened(voice.voice_id, vault.speak(voice)),
-        pytest.raises(LockedMemoryExhausted),
-        voices.opened(voice.voice_id, vault.speak(voice)),
-    ):
+    with voices.opened(voice.voice_id, vault.speak(voice)) as speaking:
+        speaking.scratch(1)
+        with voices.opened(voice.voice_id, vault.speak(voice)) as waiting:
+            assert narrow.taken < 3 << 20, "a voice that waits holds little"
+            with pytest.raises(LockedMemoryExhausted):
+                waiting.scratch(1)
+    with voices.opened(voice.voice_id, vault.speak(voice)) as alone:
+        alone.scratch(1)
+    assert narrow.taken == 0
+    none = OpenVoices(database=vault.database, keys=vault.keys, memory=LockedMemory(1, patience_s=0.05), clock=vault.clock)
+    with pytest.raises(LockedMemoryExhausted), none.opened(voice.voice_id, vault.speak(voice)):
         pytest.fail("opened")
-    with voices.opened(voice.voice_id, vault.speak(voice)):
-        pass
 
 
 def test_a_database_that_is_gone_is_named(vault, anna):
