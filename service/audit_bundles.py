@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 
 import policies.audit.verify
 from policies.audit.export import Range, export
+from service import steps
+from service.errors import RecordsTampered
+from service.isolation import establish
 from service.schema import opened
 from service.settings import Settings
 from service.site import Site
@@ -22,14 +27,39 @@ class Verdict:
     said: str
 
 
+def check_records(settings: Settings) -> int:
+    """Check every audit record with the serving token, under the vault's user; returns how many there are.
+
+    The log signs what stands in its tables and holds no MAC key: only this finds an entry that no vault wrote.
+    Raises RecordsTampered naming the first such row, and StepFailed.
+    """
+    isolation = establish(settings.state_dir)
+    groups = isolation.database_groups(embedded=settings.embedded)
+    found = steps.call(settings, isolation.vault, "check_audit", groups=groups)
+    if "tampered" in found:
+        raise RecordsTampered(f"an audit record does not hold: {found['tampered']}")
+    return int(found["rows"])
+
+
 def export_bundle(settings: Settings, path: Path, *, wanted: Range | None = None, since: str | None = None) -> int:
     """Write the log's entries under its newest checkpoint to `path`; returns how many the checkpoint covers.
 
-    Raises LogEmpty, RangeRefused, AuditDiverged.
+    The file appears whole or not at all; a link of that name is replaced, not followed. Raises
+    LogEmpty, RangeRefused, AuditDiverged.
     """
     site = Site.load(settings.site_file)
-    with opened(settings.role_url("log")) as database, path.open("w", encoding="utf-8") as file:
-        return export(database, site.audit_key, file, wanted=wanted or Range(), since=since).size
+    unfinished = path.with_name(f".glottis-{token_hex(8)}.part")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with (
+            os.fdopen(os.open(unfinished, flags, 0o666), "w", encoding="utf-8") as file,
+            opened(settings.role_url("log")) as database,
+        ):
+            size = export(database, site.audit_key, file, wanted=wanted or Range(), since=since).size
+        unfinished.rename(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return size
 
 
 def verify_bundle(path: Path, fingerprint: str) -> Verdict:

@@ -12,6 +12,7 @@ from typing import Literal
 from sqlalchemy import text
 
 from service import bringup, steps
+from service.audit_bundles import check_records
 from service.cli.exits import Exit, exit_for
 from service.errors import AlreadyRunning, StateFolderRefused
 from service.isolation import Account, Isolation, establish
@@ -118,19 +119,34 @@ def _running(settings: Settings, isolation: Isolation) -> Iterator[Finding]:
         except AlreadyRunning:
             yield Finding("processes", "ok", "glottis up is running")
             yield _try("database", lambda: _database(settings))
+            yield _try("audit", lambda: _audit(settings))
             yield from _sockets(settings)
             return
         yield Finding("processes", "note", "not running", "Start them: glottis up")
-        yield _try("database", lambda: _database_started(settings, isolation))
+        yield from _database_started(settings, isolation)
         yield _try("port", lambda: _port_free(settings))
 
 
-def _database_started(settings: Settings, isolation: Isolation) -> str:
-    postgres = bringup.embedded_postgres(settings, isolation)
-    if postgres is None:
-        return _database(settings)
-    with postgres.serving(bringup.superuser_password(settings)):
-        return _database(settings) + " (started for this look)"
+def _database_started(settings: Settings, isolation: Isolation) -> Iterator[Finding]:
+    """The database and the audit records in it; an embedded one is started once for both."""
+    audit: list[Finding] = []
+
+    def look() -> str:
+        postgres, how = bringup.embedded_postgres(settings, isolation), ""
+        with contextlib.ExitStack() as stack:
+            if postgres is not None:
+                stack.enter_context(postgres.serving(bringup.superuser_password(settings)))
+                how = " (started for this look)"
+            said = _database(settings) + how
+            audit.append(_try("audit", lambda: _audit(settings)))
+            return said
+
+    yield _try("database", look)
+    yield from audit
+
+
+def _audit(settings: Settings) -> str:
+    return f"{check_records(settings)} records: each was written by a vault, none is missing, and the log holds them as written"
 
 
 def _database(settings: Settings) -> str:

@@ -112,6 +112,16 @@ class StepFailed(ServiceError):
         """The code of the error that ended the step."""
 
 
+class RecordsTampered(ServiceError):
+    """An audit record does not hold."""
+
+    code = "audit_tampered"
+    fix = (
+        "Somebody changed the database outside Glottis: keep it as evidence, and compare with a backup and an export"
+        " (`glottis audit export --unchecked`)."
+    )
+
+
 class NotRunning(ServiceError):
     """Glottis is not running."""
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from keyvault.database import Database, Transaction
+from keyvault.hsm import Hsm
 from keyvault.pkcs11_hsm import Pkcs11Hsm
 from keyvault.records import RecordMac
 from policies.audit.store import AuditStore
@@ -74,11 +75,23 @@ class Registration:
 @contextmanager
 def registration(settings: Settings) -> Iterator[Registration]:
     """The registration of this site, with the serving token and the vault's database role."""
+    with _serving(settings) as (database, hsm):
+        yield Registration(database, PolicyStore(RecordMac(hsm)), AuditStore(database, hsm))
+
+
+def check_records(settings: Settings) -> int:
+    """Check every audit record with the serving token (`AuditStore.check_macs`); returns their number. Raises AuditTampered."""
+    with _serving(settings) as (database, hsm):
+        return AuditStore(database, hsm).check_macs()
+
+
+@contextmanager
+def _serving(settings: Settings) -> Iterator[tuple[Database, Hsm]]:
     site = Site.load(settings.site_file)
     config = token_config(settings, "serving", site.tokens["serving"])
     hsm = Pkcs11Hsm.open(config, settings.serving_pin.read(), expected_masters=site.masters)
     try:
         with opened(settings.role_url("vault")) as database:
-            yield Registration(database, PolicyStore(RecordMac(hsm)), AuditStore(database, hsm))
+            yield database, hsm
     finally:
         hsm.close()

@@ -25,6 +25,7 @@ from keyvault.locked import LockedBuffer
 from keyvault.pkcs11_hsm import Pkcs11Hsm
 from keyvault.pkcs11_start import Module, Token, TokenConfig
 from keyvault.refusals import answers_to_unwraps
+from policies.audit.errors import AuditTampered
 from policies.authority import Client
 from service import certificates
 from service.errors import StepFailed
@@ -157,6 +158,16 @@ def list_clients(settings: Settings) -> Answer:
         return {"clients": [_client(client) for client in clients.clients()]}
 
 
+def check_audit(settings: Settings) -> Answer:
+    """Every audit record's MAC, counter and leaf: the number of `rows`, or the first bad one under `tampered`."""
+    from service.registration import check_records
+
+    try:
+        return {"rows": check_records(settings)}
+    except AuditTampered as found:
+        return {"tampered": found.detail}
+
+
 def probe_token(settings: Settings, *, name: str) -> Answer:
     """Open a token as its process would: audit, refusal probes, and for the serving token a real seal, unwrap and open."""
     site = Site.load(settings.site_file)
@@ -206,6 +217,7 @@ STEPS: Mapping[str, Callable[..., Answer]] = {
     "revoke_client": revoke_client,
     "list_clients": list_clients,
     "probe_token": probe_token,
+    "check_audit": check_audit,
 }
 
 

@@ -104,7 +104,7 @@ class _Xid8(UserDefinedType[str]):
 
     cache_ok = True
 
-    def get_col_spec(self) -> str:
+    def get_col_spec(self, **_: Any) -> str:
         return "xid8"
 
 

@@ -19,7 +19,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "clients": ("service.cli.clients", "Register, list, rotate and revoke clients."),
     "policy": ("service.cli.policy", "Check, test, explain and show the policies."),
     "headers": ("service.cli.headers", "Fetch a token for one request and print its headers, for curl."),
-    "audit": ("service.cli.audit", "Export the audit log for auditors."),
+    "audit": ("service.cli.audit", "Check the audit log, and export it for auditors."),
     "demo": ("service.cli.demo", "Run the main job on real speech, with attacks that are refused."),
 }
 """Name, module (whose attribute of that name is the command), and what `--help` says. Loaded only when called."""
