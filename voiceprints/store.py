@@ -70,7 +70,8 @@ class VoiceprintStore:
     def add(self, transaction: Transaction, rows: Sequence[SealedRow]) -> None:
         """Insert a new voice's rows. Raises VoiceprintsUnavailable if the database did not keep each: then roll back."""
         values = [{**vars(row), "kind": row.kind.value} for row in rows]
-        if transaction.execute(insert(voiceprint).values(values)).rowcount != len(rows):
+        kept = transaction.execute(insert(voiceprint).values(values).returning(voiceprint.c.kind)).all()
+        if len(kept) != len(rows):
             raise VoiceprintsUnavailable("the database did not keep every row")
 
     def load(self, transaction: Transaction, tenant: str, voice: UUID) -> tuple[SealedRow, SealedRow]:
