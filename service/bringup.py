@@ -189,8 +189,7 @@ def _whole(settings: Settings, place: Path, owner: Account) -> None:
                 f"{place} lacks {part}: the token is not whole",
                 fix=f"Restore {place} from a backup. Without it every voice stays shut; to begin anew delete {settings.state_dir}.",
             )
-    for path in (place, *place.rglob("*")):
-        owner.own(path, 0o700 if path.is_dir() else 0o600)
+    owner.own_tree(place)
 
 
 def _site(settings: Settings, isolation: Isolation) -> Site:

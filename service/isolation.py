@@ -6,6 +6,7 @@ own; otherwise all run as whoever started them, and `describe` says so and why.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import grp
 import os
@@ -16,7 +17,7 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
@@ -56,28 +57,54 @@ class Account:
         return cls(name, entry.pw_uid, grp.getgrgid(entry.pw_gid).gr_gid)
 
     def own(self, path: Path, mode: int) -> None:
-        """Give `path` to this user with exactly `mode`; nothing is followed and no parent is touched."""
-        if os.geteuid() == 0:
-            os.chown(path, self.uid, self.gid, follow_symlinks=False)
-        path.chmod(mode)
+        """Give `path` to this user with exactly `mode`; nothing is followed and no parent is touched.
+
+        Raises StateFolderRefused where it is neither a folder nor a file of one name alone: its old owner may have laid a link.
+        """
+        with _unfollowed(path) as descriptor:
+            self._give(descriptor, mode)
+
+    def own_tree(self, path: Path) -> None:
+        """Give a folder and all below it to this user alone (0700, files 0600). Raises StateFolderRefused as `own` does."""
+        with _unfollowed(path) as descriptor:
+            self._give_tree(descriptor, path)
 
     def folder(self, path: Path, mode: int = 0o700) -> Path:
         """Make `path` (its parent must exist) and give it to this user."""
-        path.mkdir(mode=0o700, exist_ok=True)
-        self.own(path, mode)
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        with _unfollowed(path, os.O_DIRECTORY) as descriptor:
+            self._give(descriptor, mode)
         return path
 
     def file(self, path: Path, content: str | bytes, mode: int = 0o600) -> None:
         """Write a file of this user whole or not at all: a temporary one, synced, then renamed."""
-        part = path.with_name(f".{path.name}.part")
-        part.unlink(missing_ok=True)
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(descriptor)
-        self.own(part, mode)
-        part.replace(path)
+        part = f".{path.name}.part"
+        with _unfollowed(path.parent, os.O_DIRECTORY) as folder:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(part, dir_fd=folder)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(part, flags, 0o600, dir_fd=folder)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
+                file.flush()
+                self._give(descriptor, mode)
+                os.fsync(descriptor)
+            os.rename(part, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+
+    def _give(self, descriptor: int, mode: int) -> None:
+        if os.geteuid() == 0:
+            os.fchown(descriptor, self.uid, self.gid)
+        os.fchmod(descriptor, mode)
+
+    def _give_tree(self, descriptor: int, path: Path) -> None:
+        if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            self._give(descriptor, 0o600)
+            return
+        self._give(descriptor, 0o700)
+        for name in sorted(os.listdir(descriptor)):
+            with _unfollowed(path / name, inside=descriptor) as inner:
+                self._give_tree(inner, path / name)
 
 
 @dataclass(frozen=True)
@@ -120,6 +147,36 @@ def establish(state_dir: Path) -> Isolation:
             return Isolation(current, current, current, database, current, f"other users may not reach {path}")
     vault, edge, log = (Account.system(f"glottis-{part}") for part in ("vault", "edge", "log"))
     return Isolation(vault, edge, log, database, current, "")
+
+
+@contextlib.contextmanager
+def _unfollowed(path: Path, flags: int = 0, *, inside: int | None = None) -> Iterator[int]:
+    """A descriptor of a folder or file, found under its last name in the folder `inside` where that is given.
+
+    Its owner may be a user of less power than ours. A link, a device, a pipe, a socket, or a file that has a second name
+    elsewhere is refused with StateFolderRefused: what we do to it would be done to something that is not theirs.
+    """
+    name = path if inside is None else path.name
+    try:
+        _require_plain(os.stat(name, dir_fd=inside, follow_symlinks=False), path)  # opening a device can already do something
+        flags |= os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        descriptor = os.open(name, flags, dir_fd=inside)
+    except OSError as error:
+        raise StateFolderRefused(f"{path} cannot be used: {error.strerror}") from error
+    try:
+        _require_plain(os.fstat(descriptor), path)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _require_plain(found: os.stat_result, path: Path) -> None:
+    plain = stat.S_ISDIR(found.st_mode) or (stat.S_ISREG(found.st_mode) and found.st_nlink == 1)
+    if not plain:
+        raise StateFolderRefused(
+            f"{path} is a link or a special file, where only plain files and folders belong",
+            fix=f"See who made {path} and why, then take it away: Glottis makes no such thing in its state folder.",
+        )
 
 
 def reachable(path: Path) -> bool:

@@ -95,6 +95,20 @@ def test_a_token_that_lost_a_part_is_named_and_left_alone(state, missing):  # no
     assert state.pin_file("serving").exists()
 
 
+@pytest.mark.parametrize("place", ["objects", "objects/link"])
+def test_a_link_in_a_token_is_named_and_its_target_keeps_owner_and_mode(state, tmp_path, place):  # noqa: F811
+    victim = tmp_path / "victim"
+    victim.mkdir(mode=0o755)
+    before = victim.stat()
+    link = state.token_dir("serving") / place
+    if link.is_dir():
+        shutil.rmtree(link)
+    link.symlink_to(victim)
+    with bringup.held(state), pytest.raises(StateFolderRefused, match=f"{link} is a link"):
+        bringup.prepare_files(state)
+    assert (victim.stat().st_uid, victim.stat().st_mode) == (before.st_uid, before.st_mode)
+
+
 def test_a_lost_superuser_file_is_named(state):  # noqa: F811
     state.superuser_file.unlink()
     with bringup.held(state), pytest.raises(HalfMade, match=r"superuser\.url is missing"):
