@@ -16,7 +16,7 @@ from pathlib import Path
 
 from service.errors import ProcessFailed, ServiceError
 from service.isolation import Account, start
-from service.logs import last_words
+from service.logs import last_words, roll
 
 READY_SECONDS = 60.0
 BACKOFF_SECONDS = (0.1, 0.5, 1.0, 2.0, 4.0)
@@ -37,6 +37,7 @@ NEVER_AGAIN = frozenset(
 )
 """Codes of last words after which another try could only do harm: a PIN is tried once a start."""
 LARGEST_LOG = 16 * 2**20
+"""Bytes at which a log is emptied into `NAME.log.1`, also while its program runs."""
 _LAST_BYTES = 16384
 _POLL_SECONDS = 0.05
 _STOP = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
@@ -72,6 +73,7 @@ class _Child:
     next_start: float = 0.0
     ready: bool = False
     log_start: int = field(default=0, repr=False)
+    rolled: bool = False
 
 
 class Supervisor:
@@ -126,20 +128,24 @@ class Supervisor:
                 self._bury(child, child.process)
             if child.process is None and time.monotonic() >= child.next_start:
                 self._begin(child)
+            if child.process is not None and roll(self._log(child), LARGEST_LOG):
+                child.log_start, child.rolled = 0, True
+
+    def _log(self, child: _Child) -> Path:
+        return self._log_dir / f"{child.program.name}.log"
 
     def _begin(self, child: _Child) -> None:
         program = child.program
-        path = self._log_dir / f"{program.name}.log"
+        path = self._log(child)
         try:
             program.before()
         except ServiceError as error:
             self._retry(child, str(error), {"fix": error.mend, "code": error.code})
             return
-        with contextlib.suppress(FileNotFoundError):
-            if path.stat().st_size > LARGEST_LOG:
-                path.replace(path.with_suffix(".log.1"))
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:  # noqa: PTH123 — by descriptor
-            child.log_start = log.tell()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(path, flags, 0o600), "ab") as log:
+            roll(path, LARGEST_LOG)
+            child.log_start, child.rolled = log.seek(0, os.SEEK_END), False
             child.process = start(
                 program.argv,
                 program.account,
@@ -172,11 +178,19 @@ class Supervisor:
 
     def _last_words(self, child: _Child) -> dict[str, str]:
         """What this run of the program said last, if that was said as an ending."""
-        with (self._log_dir / f"{child.program.name}.log").open("rb") as log:
-            end = log.seek(0, os.SEEK_END)
-            log.seek(max(child.log_start, end - _LAST_BYTES))
-            last = last_words(log.read())
+        path = self._log(child)
+        said = _tail(path, child.log_start)
+        if child.rolled:  # its last line may have been said just before
+            said = _tail(path.with_suffix(".log.1"), 0) + said
+        last = last_words(said)
         return last if "code" in last else {}
+
+
+def _tail(path: Path, start: int) -> bytes:
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as log:
+        log.seek(max(start, log.seek(0, os.SEEK_END) - _LAST_BYTES))
+        return log.read()
+    return b""
 
 
 class Stopped(Exception):

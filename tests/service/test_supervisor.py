@@ -159,5 +159,32 @@ def test_a_long_log_is_put_aside(supervisor, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "LARGEST_LOG", 10)
     (tmp_path / "worker.log").write_text("x" * 11)
     supervisor.start([program("worker", "echo fresh; sleep 60")])
-    assert (tmp_path / "worker.log.1").read_text() == "x" * 11
+    assert (tmp_path / "worker.log.1").read_text() == "x" * 10
     assert eventually(lambda: (tmp_path / "worker.log").read_text() == "fresh\n")
+
+
+def test_a_log_that_grows_too_large_is_rolled_while_its_program_runs(supervisor, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "LARGEST_LOG", 1000)
+    wait = f"while ! test -e {tmp_path}/go; do sleep 0.05; done"
+    script = f"yes 'a line of words' | head -c 3000; echo last; {wait}; echo after; sleep 60"
+    supervisor.start([program("worker", script)])
+    pid, log, old = supervisor.pids()["worker"], tmp_path / "worker.log", tmp_path / "worker.log.1"
+    assert eventually(lambda: log.stat().st_size > 1000)
+    watch_for(supervisor, 0.8)
+    (tmp_path / "go").touch()
+    assert eventually(lambda: log.read_text() == "after\n")
+    assert supervisor.pids()["worker"] == pid
+    assert old.stat().st_size <= 1000
+    assert old.read_text().endswith("last\n")
+    assert old.stat().st_mode & 0o777 == 0o600
+
+
+def test_last_words_said_just_before_a_log_was_rolled_still_count(supervisor, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "LARGEST_LOG", 1000)
+    words = json.dumps({"event": "The token refused the PIN", "code": "pin_rejected", "fix": "mend the PIN file"})
+    script = f"echo x >> {tmp_path}/tries; yes | head -c 3000; echo '{words}'; sleep 1.2; exit 1"
+    supervisor.start([program("vault-0", script)])
+    with pytest.raises(ProcessFailed, match="refused the PIN"):
+        watch_for(supervisor, 5)
+    assert (tmp_path / "vault-0.log").read_text() == ""
+    assert (tmp_path / "tries").read_text() == "x\n"
