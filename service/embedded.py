@@ -46,6 +46,7 @@ _OPTIONS = {
     "log_statement": "none",
     "log_min_error_statement": "panic",  # a failed statement could repeat values in the server's log
     "log_parameter_max_length_on_error": "0",
+    "log_error_verbosity": "terse",  # DETAIL lines hold the values of rows
     "log_timezone": "UTC",
     "timezone": "UTC",
     "restart_after_crash": "on",
@@ -216,7 +217,7 @@ def _copy(package: Path, installed: Path, copy: Path) -> None:
     shutil.copytree(package.parent / libraries, copy / libraries)
     for part in ("bin", "lib", "share"):
         shutil.copytree(installed / part, copy / package.name / installed.name / part, symlinks=True)
-    for path in (copy, *copy.rglob("*")):
+    for path in (copy, *(path for path in copy.rglob("*") if not path.is_symlink())):
         path.chmod(0o755 if path.is_dir() or os.access(path, os.X_OK) else 0o644)
 
 

@@ -196,3 +196,14 @@ def test_a_child_cannot_dump_core_or_gain_privileges_and_inherits_nothing(tmp_pa
     assert next(line for line in said.splitlines() if line.startswith("Max core file size")).split()[4:6] == ["0", "0"]
     assert str(secret) not in said.split("GLOTTIS_PORT")[0].splitlines()[-8:]
     assert "HOME=" not in said
+
+
+def test_its_log_holds_no_values_of_rows(postgres, tmp_path):
+    with (tmp_path / "log").open("wb") as log, postgres.serving(PASSWORD, log), connect(postgres) as connection:
+        connection.execute("CREATE TABLE person (name text PRIMARY KEY)")
+        connection.execute("INSERT INTO person VALUES ('Ada Example')")
+        with pytest.raises(psycopg.errors.UniqueViolation):
+            connection.execute("INSERT INTO person VALUES ('Ada Example')")
+    said = (tmp_path / "log").read_text()
+    assert "duplicate key value" in said
+    assert "Ada" not in said
