@@ -112,6 +112,8 @@ class Settings:
                 raise SettingsRefused(f"unknown setting {name}{hint}")
             values[known[name]] = _parsed(name, known[name], environ[name])
         values.setdefault("public_base_url", f"https://localhost:{values.get('port', cls.port)}")
+        # A link may lead to the folder, by its owner's wish; below it nothing is followed.
+        values["state_dir"] = Path(os.path.realpath(str(values["state_dir"])))
         settings = cls(**values)  # type: ignore[arg-type]
         _check(settings)
         return settings
@@ -246,6 +248,7 @@ def _check(settings: Settings) -> None:
 def _is_origin(url: str) -> bool:
     try:
         parts = urlsplit(url)
-        return parts.scheme == "https" and bool(parts.hostname) and parts.port != 0 and url == f"https://{parts.netloc}"
+        plain = parts.scheme == "https" and url == f"https://{parts.netloc}" and "@" not in url
+        return plain and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False

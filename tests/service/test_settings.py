@@ -39,6 +39,9 @@ def test_an_unknown_name_is_refused_with_the_nearest_one():
         ("PUBLIC_BASE_URL", "http://localhost"),
         ("PUBLIC_BASE_URL", "https://localhost/"),
         ("PUBLIC_BASE_URL", "https://localhost:99999"),
+        ("PUBLIC_BASE_URL", "https://me:secret@localhost"),
+        ("PUBLIC_BASE_URL", "https://secret@localhost:8443"),
+        ("PUBLIC_BASE_URL", "https://@localhost"),
         ("DATABASE_URL", "postgresql+psycopg://me:secret@db/glottis"),
     ],
 )
@@ -47,6 +50,11 @@ def test_values_that_do_not_hold_are_refused_without_being_repeated(name, value)
         Settings.load({f"GLOTTIS_{name}": value})
     assert f"GLOTTIS_{name}" in str(refused.value)
     assert "secret" not in str(refused.value)
+
+
+def test_a_link_may_lead_to_the_state_folder(tmp_path: Path):
+    (tmp_path / "here").symlink_to(tmp_path / "there")
+    assert Settings.load({"GLOTTIS_STATE_DIR": str(tmp_path / "here")}).state_dir == tmp_path / "there"
 
 
 def test_a_child_reads_back_what_its_parent_had():
