@@ -24,9 +24,10 @@ from policies.proofs import certificate_thumbprint, public_jwk
 from policies.tokens import jwk_thumbprint
 from service import certificates, steps
 from service.bringup import require_running
-from service.errors import ClientExists, ClientMissing, ClientNameRefused, StepFailed
+from service.errors import ClientExists, ClientMissing, ClientNameRefused, StepFailed, TenantRefused
 from service.isolation import Account, establish
 from service.settings import Settings
+from service.shapes import tenant_of
 
 ALL_ROLES = tuple(Role)
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
@@ -44,11 +45,12 @@ def add(settings: Settings, name: str, *, tenant: str, roles: Sequence[Role], re
     """Make keys, certificate and row of a development client; returns its folder, `clients/NAME`.
 
     Glottis must be running. With `replace` it is `rotate`: tenant and roles stay as they were registered.
-    Raises ClientNameRefused, ClientExists, StepFailed; nothing is left behind then.
+    Raises ClientNameRefused, TenantRefused, ClientExists, StepFailed; nothing is left behind then.
     """
     if replace:
         return rotate(settings, name)
     _check(name)
+    _check_tenant(tenant)
     if settings.client_dir(name).exists():
         raise ClientExists(f"there is a client {name} already")
     return _with_new_keys(settings, name, lambda request, jkt: issue(settings, request, name, tenant=tenant, roles=roles, jkt=jkt))
@@ -79,6 +81,7 @@ def listed(settings: Settings) -> list[dict[str, Any]]:
 
 def issue(settings: Settings, request: bytes, name: str, *, tenant: str, roles: Sequence[Role], jkt: str) -> Issued:
     """The certificate for a client's request (PEM), registered with its DPoP key's thumbprint, tenant and roles."""
+    _check_tenant(tenant)
     pem, thumbprint = _certificate(settings, request, name)
     named = [role.value for role in roles]
     facts = {"client": name, "tenant": tenant, "roles": named, "cert_sha256": thumbprint, "jkt": jkt}
@@ -143,4 +146,9 @@ def _registered(settings: Settings, step: str, **facts: Any) -> dict[str, Any]:
 
 def _check(name: str) -> None:
     if not _NAME.fullmatch(name):
-        raise ClientNameRefused(f"{name!r} is no client name")
+        raise ClientNameRefused(f"{name!a} is no client name")
+
+
+def _check_tenant(tenant: str) -> None:
+    if tenant_of(tenant) is None:
+        raise TenantRefused(f"{tenant!a} is no tenant's name")

@@ -136,6 +136,13 @@ class ClientNameRefused(ServiceError):
     fix = "Use 1 to 63 characters of a-z, 0-9, dot, dash and underscore, the first a letter or digit."
 
 
+class TenantRefused(ServiceError):
+    """This cannot be a tenant's name."""
+
+    code = "tenant_refused"
+    fix = "Use 1 to 64 printable characters, none that breaks a line or turns the direction of text."
+
+
 class ClientExists(ServiceError):
     """There is a client of this name."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +15,8 @@ from service.cli.main import say_json
 from service.errors import ClientMissing
 from service.settings import Settings
 
+DEFAULT_TENANT = "default"
+
 
 @click.group()
 def clients() -> None:
@@ -22,18 +25,24 @@ def clients() -> None:
 
 @clients.command()
 @click.argument("name")
-@click.option("--tenant", default="default", show_default=True, help="Whose voices the client works with.")
+@click.option("--tenant", show_default="default", help="Whose voices the client works with.")
 @click.option(
-    "--role", "roles", type=click.Choice([role.value for role in Role]), multiple=True, required=True, help="May be repeated."
+    "--role", "roles", type=click.Choice([role.value for role in Role]), multiple=True, help="May be repeated. Needed once."
 )
-@click.option("--replace", is_flag=True, help="The same as `rotate`: tenant and roles stay as they are.")
+@click.option("--replace", is_flag=True, help="The same as `rotate`, without --tenant and --role: both stay.")
 @click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
-def add(name: str, tenant: str, roles: tuple[str, ...], replace: bool, as_json: bool) -> None:
+def add(name: str, tenant: str | None, roles: tuple[str, ...], replace: bool, as_json: bool) -> None:
     """Make keys and a certificate for NAME, for development, and register them."""
+    if replace and (tenant is not None or roles):
+        raise click.UsageError("--replace keeps tenant and roles: leave out --tenant and --role.")
+    if not replace and not roles:
+        raise click.UsageError("Missing option '--role'.")
     settings = Settings.load(os.environ)
-    folder = registered.add(settings, name, tenant=tenant, roles=[Role(role) for role in roles], replace=replace)
+    given = DEFAULT_TENANT if tenant is None else tenant
+    folder = registered.add(settings, name, tenant=given, roles=[Role(role) for role in roles], replace=replace)
     if as_json:
-        say_json({"client": name, "tenant": tenant, "roles": list(roles), "folder": str(folder)})
+        known = json.loads((folder / "client.json").read_text())
+        say_json({"client": name, "tenant": known["tenant"], "roles": known["roles"], "folder": str(folder)})
     else:
         click.echo(f"{name} is registered; its keys are in {folder}")
 

@@ -6,7 +6,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -57,6 +57,7 @@ def main() -> None:
     """Entry point of the program."""
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # `doctor` and `demo` load models too
     try:
+        _require_text(sys.argv[1:])
         code = cli.main(prog_name="glottis", standalone_mode=False)
     except click.exceptions.Abort:
         code = 128 + 2
@@ -71,6 +72,13 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001 — the last door: whatever it is, the user reads one message
         code = _report(error)
     sys.exit(code if isinstance(code, int) else int(Exit.OK))
+
+
+def _require_text(arguments: Sequence[str]) -> None:
+    """Raise UsageError for an argument whose bytes are no text in this locale: nothing could store or print it."""
+    for number, argument in enumerate(arguments, 1):
+        if any("\ud800" <= character <= "\udfff" for character in argument):
+            raise click.UsageError(f"argument {number} is not text in this terminal's encoding: {argument!a}")
 
 
 def say_json(facts: Mapping[str, Any]) -> None:
