@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from keyvault.database import Transaction
-from keyvault.errors import HsmUnavailable, KeyNotFound
+from keyvault.errors import HsmUnavailable, KeyNotFound, RowChanged
 from keyvault.events import KeyEvent, Recorder
 from keyvault.hsm import Hsm, RingMaster
 from keyvault.records import RecordMac, RingVersion
@@ -24,15 +24,25 @@ class Rings:
         self._mac = mac
 
     def register(self, transaction: Transaction, master: RingMaster) -> None:
-        """Make a master of the token the ring's newest, active version. Idempotent. Raises KeyNotFound, RowChanged."""
+        """Make a master of the token the ring's newest, active version. Idempotent, also when two processes do it at once.
+
+        Raises KeyNotFound, RecordTampered, and RowChanged where another transaction wrote this version in another state.
+        """
         if master not in self._hsm.masters():
             raise KeyNotFound(f"the token holds no {master.label}")
         if any(version.version == master.version for version in self._checked(transaction, master.ring)):
             return
         version = RingVersion(master.ring, master.version, KeyState.ACTIVE, datetime.now(UTC))
         mac = self._mac.make(RingVersion.DOMAIN, *version.fields)
-        self._store.add_ring_version(transaction, replace(version, mac=mac))
+        if not self._store.add_ring_version(transaction, replace(version, mac=mac)):
+            self._require_active(transaction, master)  # whoever came first has recorded it
+            return
         self._recorder.record(transaction, KeyEvent("master.created", {"ring": master.ring, "version": master.version}))
+
+    def _require_active(self, transaction: Transaction, master: RingMaster) -> None:
+        states = {version.version: version.state for version in self._checked(transaction, master.ring)}
+        if states.get(master.version) is not KeyState.ACTIVE:
+            raise RowChanged(f"{master.label} was registered by another transaction, and is not active")
 
     def serving(self, transaction: Transaction, ring: str) -> RingMaster:
         """The master that new keys are wrapped under: the newest version, and no other where that one may not serve.

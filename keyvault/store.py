@@ -19,6 +19,7 @@ from sqlalchemy import (
     select,
     update,
 )
+from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.exc import IntegrityError
 
 from keyvault.database import Transaction, metadata
@@ -80,9 +81,13 @@ class KeyStore:
         if transaction.execute(update(wrapped_key).where(unchanged).values(_key_row(new))).rowcount != 1:
             raise RowChanged(f"key {old.ref.id} was changed by another transaction")
 
-    def add_ring_version(self, transaction: Transaction, version: RingVersion) -> None:
-        """Insert a new ring version. Raises RowChanged if its number was used before: the transaction is then void."""
-        _insert(transaction, ring_version, _ring_row(version))
+    def add_ring_version(self, transaction: Transaction, version: RingVersion) -> bool:
+        """Insert a new ring version; False, and nothing is written, if its number was used before.
+
+        It waits for another transaction that is writing the same number: afterwards `ring_versions` shows what that one wrote.
+        """
+        written = upsert(ring_version).values(_ring_row(version)).on_conflict_do_nothing().returning(ring_version.c.version)
+        return transaction.execute(written).one_or_none() is not None
 
     def ring_versions(self, transaction: Transaction, ring: str) -> list[RingVersion]:
         """Every version of the ring, oldest first."""
@@ -102,10 +107,10 @@ class KeyStore:
 
 def _insert(transaction: Transaction, table: Table, row: dict[str, Any]) -> None:
     try:
-        written = transaction.execute(insert(table).values(row)).rowcount
+        kept = transaction.execute(insert(table).values(row).returning(*table.primary_key.columns)).all()
     except IntegrityError as error:
         raise RowChanged(f"{table.name} already has this version") from error
-    if written != 1:  # a trigger or rule dropped it
+    if len(kept) != 1:  # a trigger or rule dropped it
         raise RowChanged(f"{table.name}: the database did not keep the new row")
 
 

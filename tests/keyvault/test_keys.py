@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from uuid import UUID, uuid4
 
@@ -18,7 +19,7 @@ from keyvault.events import KeyEvent
 from keyvault.hsm import Hsm, RingMaster
 from keyvault.keys import VoiceKeys
 from keyvault.locked import LockedBuffer
-from keyvault.records import RecordMac
+from keyvault.records import RecordMac, RingVersion
 from keyvault.states import KeyState
 from keyvault.store import KeyStore
 
@@ -239,6 +240,51 @@ class TestRings:
             keys.rings.register(transaction, RingMaster("main", 1))
             assert keys.rings.serving(transaction, "main") == RingMaster("main", 1)
         assert [event.action for event in recorder.events] == ["master.created"]
+
+    def test_two_that_register_at_once_both_succeed_and_one_records_it(self, database: Engine) -> None:
+        master, recorder = RingMaster("main", 1), Noted()
+        rings = keys_over(FakeHsm([master]), recorder).rings
+
+        def register() -> None:
+            with database.begin() as transaction:
+                rings.register(transaction, master)
+
+        with ThreadPoolExecutor(1) as thread:
+            with database.begin() as transaction:
+                rings.register(transaction, master)
+                late = thread.submit(register)
+                with pytest.raises(TimeoutError):
+                    late.result(0.5)  # it found no version, and waits for the first to commit its own
+            late.result(10)
+        with database.begin() as transaction:
+            assert rings.serving(transaction, "main") == master
+        assert [event.action for event in recorder.events] == ["master.created"]
+
+    @pytest.mark.parametrize(("mac", "error"), [(None, RecordTampered), ("right", RowChanged)])
+    def test_what_another_registered_at_once_must_be_whole_and_active(
+        self, database: Engine, mac: str | None, error: type[Exception]
+    ) -> None:
+        master = RingMaster("main", 1)
+        hsm, store = FakeHsm([master]), KeyStore()
+        rings = keys_over(hsm).rings
+
+        def register() -> None:
+            with database.begin() as transaction:
+                rings.register(transaction, master)
+
+        with ThreadPoolExecutor(1) as thread:
+            with database.begin() as transaction:
+                rings.register(transaction, master)
+                late = thread.submit(register)
+                with pytest.raises(TimeoutError):
+                    late.result(0.5)
+                found = store.ring_versions(transaction, "main")[0]
+                other = replace(found, state=KeyState.SUSPENDED)
+                if mac:
+                    other = replace(other, mac=RecordMac(hsm).make(RingVersion.DOMAIN, *other.fields))
+                store.replace_ring_version(transaction, found, other)
+            with pytest.raises(error):
+                late.result(10)
 
     def test_a_master_that_the_token_lacks_is_not_registered(self, keys: VoiceKeys, database: Engine) -> None:
         with database.begin() as transaction, pytest.raises(KeyNotFound):
