@@ -1,7 +1,8 @@
 """Acting on the model's spectra so that they take a speaker's colour: pitch, a per-phone equaliser, loudness.
 
 Everything that the conditioning can be read from stands in scratch arrays of a fixed, small size: frames are worked on in
-blocks. What leaves them is mixed with the speech: target bands, spectra, samples.
+blocks. What leaves them is mixed with the speech: target bands, spectra, samples. Arrays that meet here have one shape and lie
+in one order, or are single rows: numpy would run others through a buffer of its own, which it gives back unwiped.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class Colour:
             rows, smooth, part = self._rows[: len(around)], self._smooth[:count], self._part[:count]
             # mode="clip" writes straight into `out`; the default mode would go through a buffer of numpy's own.
             np.take(self._voice.bias, classes[around], axis=0, out=rows, mode="clip")
-            smooth[:] = self._voice.shift
+            for row in smooth:
+                np.copyto(row, self._voice.shift)
             for place, tap in enumerate(_TAPS):
                 np.multiply(rows[place : place + count], tap, out=part)
                 np.add(smooth, part, out=smooth)
@@ -63,6 +65,7 @@ class Colour:
         """Add to each log-amplitude spectrum [601, frames], in place, what leads from `log` to `target` [frames, 40]."""
         frames = len(log)
         lower, upper, weight = bands.bin_bands(_BINS, _BIN_HZ)
+        weights = np.tile(weight, (_BLOCK, 1))
         for start in range(0, frames, _BLOCK):
             count = min(_BLOCK, frames - start)
             around = np.clip(np.arange(start - 1, start + count + 1), 0, frames - 1)
@@ -78,10 +81,11 @@ class Colour:
             np.take(smooth, lower, axis=1, out=low, mode="clip")
             np.take(smooth, upper, axis=1, out=high, mode="clip")
             np.subtract(high, low, out=high)
-            np.multiply(high, weight, out=high)
+            np.multiply(high, weights[:count], out=high)
             np.add(low, high, out=low)
             for spectrum in spectra:
-                spectrum[:, start : start + count] += low.T
+                for column, row in zip(spectrum.T[start : start + count], low, strict=True):
+                    np.add(column, row, out=column)
 
     def loudness(self, samples: Array, heard: npt.NDArray[np.bool_]) -> None:
         """Bring the active frames of `samples`, in place, to the speaker's level."""

@@ -10,8 +10,9 @@ Layout, 1844 float32 numbers (biometric data: they exist in locked memory only):
     [1804:1844]  shift [40 bands]: the same over all speech
 
 All zeros mean the model's own voice. Locked memory is kept to by one rule: an array that holds these numbers, or what they
-can be read from without the speech, is `out`, a view of it, or comes from `scratch`. numpy reductions and matrix products
-write into `out` with matching types only, because another type would pass through a buffer of numpy's own.
+can be read from without the speech, is `out` or a view of it. numpy operations write with `out=`, in one type and without
+stretching these numbers over the rows of a larger array: a cast, and a stretched row as well, would pass through a buffer of
+numpy's own, which it gives back unwiped. What applies to every row is a loop over the rows.
 """
 
 from __future__ import annotations
@@ -160,11 +161,14 @@ def _timbre(shapes: Array, belief: Array, means: Array, overall: Array, voice: C
     weights = belief.copy()
     weights[:, SILENCE] = 0
     weights /= np.maximum(weights.sum(1, keepdims=True), np.float32(1e-6))
-    np.add.reduce(shapes, axis=0, out=voice.shift)
+    voice.shift[:] = 0
+    for row in shapes:
+        np.add(voice.shift, row, out=voice.shift)
     np.divide(voice.shift, np.float32(len(shapes)), out=voice.shift)
     np.subtract(voice.shift, overall, out=voice.shift)
     residual = shapes - weights @ means
-    residual -= voice.shift
+    for row in residual:
+        np.subtract(row, voice.shift, out=row)
     square = weights.T @ weights + _RIDGE * np.eye(PHONES, dtype=np.float32)
     solver = np.ascontiguousarray(np.linalg.solve(square, weights.T))
     np.matmul(solver, residual, out=voice.bias)

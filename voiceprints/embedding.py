@@ -1,7 +1,7 @@
 """The vector value: 256 float32 numbers of unit length. Everything here works in place, in memory that the caller locked.
 
-No function makes a copy on the ordinary heap: reductions write with `out=`, and `numpy.dot` of two vectors is BLAS `sdot`,
-which reads both where they lie.
+No function makes a copy on the ordinary heap: operations write with `out=`, sums go row by row, because numpy may run arrays
+of unlike shapes through a buffer of its own, and `numpy.dot` of two vectors is BLAS `sdot`, which reads both where they lie.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ _UNIT_TOLERANCE = 1e-3
 
 def centre(windows: Vector, out: Vector) -> None:
     """Write the unit vector of the sum of `windows` [n, 256] into `out` [256]. Raises EmbeddingInvalid; `out` is zero then."""
-    np.add.reduce(windows, axis=0, out=out)
+    out.fill(0)
+    for window in windows:
+        np.add(out, window, out=out)
     length = math.sqrt(float(np.dot(out, out))) if np.isfinite(out).all() else 0.0
     if length < 1e-6:
         out.fill(0)

@@ -1,4 +1,4 @@
-"""Promise 2: after a measurement and twenty texts spoken, no run of a voice's numbers stands outside locked memory.
+"""Promise 2: after a measurement, done or failed, and after texts spoken, no run of a voice's numbers is in unlocked memory.
 
 The process looks through its own memory: every writable anonymous mapping, for any eight consecutive numbers of the
 conditioning, as float16, float32 or float64, at any place that is a multiple of four bytes (two for float16). A planted
@@ -8,7 +8,9 @@ copy is found in each format: the search can see a breach.
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+from types import FrameType
 
 import numpy as np
 import pytest
@@ -114,6 +116,44 @@ def _without(start: int, end: int, holes: list[tuple[int, int]]) -> list[tuple[i
             parts += [(start, low)] if low > start else []
             start = high
     return [*parts, (start, end)] if start < end else parts
+
+
+class Interrupted(Exception):
+    """The failure that comes when all numbers are measured."""
+
+
+def _interrupt_after_the_last_number(frame: FrameType, event: str, _: object) -> None:
+    if event == "return" and frame.f_code.co_name == "_timbre":
+        sys.setprofile(None)
+        raise Interrupted
+
+
+@pytest.fixture
+def measured_before(engine) -> tuple[np.ndarray, Opened, Search]:
+    """Speech, its voice and a search that is ready: the next measurement is then searched for before memory is used anew."""
+    speech = np.concatenate([clip[2345:] for clip in utterances("2033")[1:3]])
+    voice = Opened(engine, speech)
+    return speech, voice, Search(voice.conditioning)
+
+
+def test_directly_after_a_measurement_no_number_stands_outside(engine, measured_before):
+    speech, before, search = measured_before
+    voice = Opened(engine, speech)
+    hits = search.found(before.numbers, before.work, voice.numbers, voice.work)
+    assert np.array_equal(voice.conditioning, before.conditioning)
+    assert hits == []
+
+
+def test_directly_after_a_measurement_that_fails_last_no_number_stands_anywhere(engine, measured_before):
+    speech, before, search = measured_before
+    voice = Opened(engine)
+    sys.setprofile(_interrupt_after_the_last_number)
+    try:
+        with pytest.raises(Interrupted):
+            engine.measure(speech, voice.conditioning, voice.scratch)
+    finally:
+        sys.setprofile(None)
+    assert search.found(before.numbers, before.work) == []
 
 
 @pytest.fixture(scope="module")
