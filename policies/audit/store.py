@@ -1,4 +1,4 @@
-"""The audit log's tables: what the vault appends, and what the log process sequences.
+"""What the vault appends to the audit log's tables, and what the log process sequences.
 
 A worker's counter has no gaps: it is taken from the table under an advisory lock that Postgres holds until the transaction
 ends, so a rolled-back number is given out again and numbers follow the order of commits. A missing row shows. The database is
@@ -16,115 +16,21 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import (
-    BigInteger,
-    CheckConstraint,
-    Column,
-    DateTime,
-    ForeignKey,
-    LargeBinary,
-    Row,
-    Select,
-    Table,
-    Text,
-    UniqueConstraint,
-    Uuid,
-    bindparam,
-    cast,
-    func,
-    insert,
-    select,
-    text,
-)
+from sqlalchemy import Row, Select, Table, func, insert, select, text
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
-from sqlalchemy.types import UserDefinedType
 
-from keyvault.database import Database, Transaction, metadata
+from keyvault.database import Database, Transaction
 from keyvault.errors import HsmUnavailable
 from keyvault.hsm import Hsm, KeyName
 from keyvault.records import canonical
 from policies.audit import record
 from policies.audit.errors import AuditDiverged, AuditTampered, AuditUnavailable, CompletionRefused
 from policies.audit.record import Stamp
+from policies.audit.tables import LAST, RECORDED, TAKE_LOCK, WRITE, checkpoints, completions, details, intents, leaves
 from policies.audit.verify import strict_json
 from policies.intents import Intent
 
-
-def _recorded(name: str, key: Column[UUID]) -> Table:
-    return Table(
-        name,
-        metadata,
-        key,
-        Column("worker", Text, nullable=False),
-        Column("counter", BigInteger, nullable=False),
-        Column("body", LargeBinary, nullable=False),
-        Column("mac", LargeBinary, nullable=False),
-        CheckConstraint("octet_length(mac) = 16", name="mac"),
-        UniqueConstraint("worker", "counter"),
-    )
-
-
-def _intent_key() -> Column[UUID]:
-    return Column("intent_id", Uuid, ForeignKey("intent.intent_id"), primary_key=True)
-
-
-intents = _recorded("intent", Column("intent_id", Uuid, primary_key=True))
-completions = _recorded("completion", _intent_key())
-details = Table("detail", metadata, _intent_key(), Column("sealed", LargeBinary, nullable=False))
-leaves = Table(
-    "leaf",
-    metadata,
-    Column("seq", BigInteger, primary_key=True, autoincrement=False),
-    Column("kind", Text, nullable=False),
-    Column("ref", Uuid, nullable=False),
-    Column("entry", LargeBinary, nullable=False),
-    CheckConstraint("seq >= 0", name="seq"),
-    CheckConstraint("kind IN ('intent', 'completion')", name="kind"),
-    UniqueConstraint("kind", "ref"),
-)
-checkpoints = Table(
-    "checkpoint",
-    metadata,
-    Column("size", BigInteger, primary_key=True, autoincrement=False),
-    Column("note", Text, nullable=False),
-    Column("created_at", DateTime(timezone=True), nullable=False),
-    CheckConstraint("size >= 0", name="size"),
-)
-RECORDED = {"intent": intents, "completion": completions}
-"""The tables whose rows become leaves, by kind."""
 _CHUNK = 2000
-
-
-# Built once: the gate runs these for every request, and putting them together costs as much as running them.
-_TAKE_LOCK = select(func.pg_advisory_xact_lock(bindparam("lock", type_=BigInteger)))
-
-
-class _Xid8(UserDefinedType[str]):
-    """Postgres' transaction number that never comes again."""
-
-    cache_ok = True
-
-    def get_col_spec(self, **_: Any) -> str:
-        return "xid8"
-
-
-_FATE = func.pg_catalog.pg_xact_status(cast(bindparam("of_xid", type_=Text), _Xid8)).label("fate")
-_LAST = {
-    kind: select(func.max(t.c.counter).label("last"), _FATE).where(t.c.worker == bindparam("of_worker"))
-    for kind, t in RECORDED.items()
-}
-_WHOLE = {t: insert(t).values({column.name: bindparam(column.name) for column in t.c}) for t in (intents, completions, details)}
-_WRITTEN = {t: statement.returning(*t.c).cte(f"{t.name}_written") for t, statement in _WHOLE.items()}
-_XID = cast(func.pg_catalog.pg_current_xact_id(), Text).label("xid")
-
-
-def _both() -> Select[Any]:
-    """An intent and its sealed details in one statement (the foreign key is checked when it ends): both rows come back or none."""
-    whole, shown = _WRITTEN[intents], _WRITTEN[details]
-    return select(*whole.c, shown.c.sealed, _XID).join_from(whole, shown, whole.c.intent_id == shown.c.intent_id)
-
-
-_WRITE: dict[str, Select[Any]] = {"intent": _both(), "completion": select(*_WRITTEN[completions].c, _XID)}
 
 
 @dataclass
@@ -209,11 +115,11 @@ class AuditStore:
         return checked
 
     def _write(self, transaction: Transaction, kind: str, intent_id: UUID, fields: Mapping[str, Any], **more: bytes) -> None:
-        transaction.execute(_TAKE_LOCK, {"lock": _lock(kind, self.worker)})
+        transaction.execute(TAKE_LOCK, {"lock": _lock(kind, self.worker)})
         counter = self._next(transaction, kind)
         body = record.body(fields, Stamp(self.worker, counter, self._now()))
         values = {"intent_id": intent_id, "worker": self.worker, "counter": counter, "body": body, "mac": self._mac(kind, body)}
-        written = [dict(row) for row in transaction.execute(_WRITE[kind], values | more).mappings()]
+        written = [dict(row) for row in transaction.execute(WRITE[kind], values | more).mappings()]
         xid = written[0].pop("xid") if written else None
         if written != [values | more]:  # a trigger or rule dropped or changed it
             raise AuditUnavailable(f"the database did not write the {kind} that it was given")
@@ -228,7 +134,7 @@ class AuditStore:
         """
         given = self._given[kind]
         # A statement of its own: it must see what the lock's last holder committed.
-        last, fate = transaction.execute(_LAST[kind], {"of_worker": self.worker, "of_xid": given.xid}).one()
+        last, fate = transaction.execute(LAST[kind], {"of_worker": self.worker, "of_xid": given.xid}).one()
         last = -1 if last is None else int(last)
         if fate == "committed":
             given.committed = max(given.committed, given.counter)

@@ -1,0 +1,104 @@
+"""The audit log's tables, and the statements that append to them: each gives back what was written."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    DateTime,
+    ForeignKey,
+    LargeBinary,
+    Select,
+    Table,
+    Text,
+    UniqueConstraint,
+    Uuid,
+    bindparam,
+    cast,
+    func,
+    insert,
+    select,
+)
+from sqlalchemy.types import UserDefinedType
+
+from keyvault.database import metadata
+
+
+def _recorded(name: str, key: Column[UUID]) -> Table:
+    return Table(
+        name,
+        metadata,
+        key,
+        Column("worker", Text, nullable=False),
+        Column("counter", BigInteger, nullable=False),
+        Column("body", LargeBinary, nullable=False),
+        Column("mac", LargeBinary, nullable=False),
+        CheckConstraint("octet_length(mac) = 16", name="mac"),
+        UniqueConstraint("worker", "counter"),
+    )
+
+
+def _intent_key() -> Column[UUID]:
+    return Column("intent_id", Uuid, ForeignKey("intent.intent_id"), primary_key=True)
+
+
+intents = _recorded("intent", Column("intent_id", Uuid, primary_key=True))
+completions = _recorded("completion", _intent_key())
+details = Table("detail", metadata, _intent_key(), Column("sealed", LargeBinary, nullable=False))
+leaves = Table(
+    "leaf",
+    metadata,
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("kind", Text, nullable=False),
+    Column("ref", Uuid, nullable=False),
+    Column("entry", LargeBinary, nullable=False),
+    CheckConstraint("seq >= 0", name="seq"),
+    CheckConstraint("kind IN ('intent', 'completion')", name="kind"),
+    UniqueConstraint("kind", "ref"),
+)
+checkpoints = Table(
+    "checkpoint",
+    metadata,
+    Column("size", BigInteger, primary_key=True, autoincrement=False),
+    Column("note", Text, nullable=False),
+    Column("created_at", DateTime(timezone=True), nullable=False),
+    CheckConstraint("size >= 0", name="size"),
+)
+RECORDED = {"intent": intents, "completion": completions}
+"""The tables whose rows become leaves, by kind."""
+
+# Built once: the gate runs these for every request, and putting them together costs as much as running them.
+TAKE_LOCK = select(func.pg_advisory_xact_lock(bindparam("lock", type_=BigInteger)))
+
+
+class _Xid8(UserDefinedType[str]):
+    """Postgres' transaction number that never comes again."""
+
+    cache_ok = True
+
+    def get_col_spec(self, **_: Any) -> str:
+        return "xid8"
+
+
+_FATE = func.pg_catalog.pg_xact_status(cast(bindparam("of_xid", type_=Text), _Xid8)).label("fate")
+LAST = {
+    kind: select(func.max(t.c.counter).label("last"), _FATE).where(t.c.worker == bindparam("of_worker"))
+    for kind, t in RECORDED.items()
+}
+_WHOLE = {t: insert(t).values({column.name: bindparam(column.name) for column in t.c}) for t in (intents, completions, details)}
+_WRITTEN = {t: statement.returning(*t.c).cte(f"{t.name}_written") for t, statement in _WHOLE.items()}
+_XID = cast(func.pg_catalog.pg_current_xact_id(), Text).label("xid")
+
+
+def _both() -> Select[Any]:
+    """An intent and its sealed details in one statement (the foreign key is checked when it ends): both rows come back or none."""
+    whole, shown = _WRITTEN[intents], _WRITTEN[details]
+    return select(*whole.c, shown.c.sealed, _XID).join_from(whole, shown, whole.c.intent_id == shown.c.intent_id)
+
+
+WRITE: dict[str, Select[Any]] = {"intent": _both(), "completion": select(*_WRITTEN[completions].c, _XID)}
+"""What writes a record of each kind, and gives back the whole row with its transaction's `xid`."""
