@@ -70,6 +70,12 @@ def secrets_of(installation: Installation, voice: str) -> Secrets:
     return Secrets(needles_of("embedding", numbers["embedding"]), needles_of("conditioning", numbers["conditioning"]), halves)
 
 
+def test_directly_after_an_enrolment_no_process_keeps_the_voice_or_its_key(running: Installation) -> None:
+    """Before any opening: what an enrolment leaves behind is not yet overwritten by other work."""
+    found = scan(running.pids(), secrets_of(running, running.voice("2033")).needles)
+    assert not found, _told(found)
+
+
 @pytest.fixture(scope="module")
 def used(running: Installation) -> tuple[str, Secrets]:
     """A voice enrolled by this installation, opened 200 times and refused 200 times."""
