@@ -24,6 +24,10 @@ test: setup-dev lint
 soak: setup-dev
 	.venv/bin/pytest -m soak --timeout=1800
 
+bench: setup
+	mkdir -p bench/results
+	for name in speech tokens; do .venv/bin/python -m bench.$$name | tee bench/results/$$name.jsonl; done
+
 lock:
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url requirements/run.in -o requirements/run.txt
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url requirements/dev.in -o requirements/dev.txt
