@@ -82,9 +82,9 @@ def test_a_second_ceremony_replaces_nothing(serving_token: ServingToken) -> None
 
 def test_the_serving_token_holds_what_the_ceremony_says_and_no_more(serving_token: ServingToken) -> None:
     def labels(session: Any) -> list[str]:
-        return sorted(
-            session.calls.read(session.handle, key, Attribute.LABEL).decode() for key in session.find({Attribute.TOKEN: True})
-        )
+        found = [session.calls.read(session.handle, key, Attribute.LABEL).decode() for key in session.find({Attribute.TOKEN: True})]
+        # SoftHSM leaves an empty, nameless object behind a refused unwrap into the token: attacks in other tests try that.
+        return sorted(label for label in found if label)
 
     signers = (KeyName.TOKEN_SIGNER, KeyName.PROVENANCE_SIGNER, KeyName.SITE_IDENTITY)
     assert serving_token.hsm._token.run(labels) == sorted([*SERVING_KEYS, *signers, "ring/main/1"])
