@@ -6,7 +6,7 @@ in the tests that passes the same contract tests. No method ever returns the byt
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -98,3 +98,53 @@ class Hsm(Protocol):
 
     def close(self) -> None:
         """Log out and let the module go. Idempotent."""
+
+
+class Canary(Protocol):
+    """A random AES session key that proves, by equal CMACs, that two tokens hold the same master; gone when the block ends."""
+
+    @property
+    def blob(self) -> bytes:
+        """The session key wrapped under the master."""
+
+    def mac(self, data: bytes) -> bytes:
+        """AES-CMAC of `data` under the session key, 16 bytes."""
+
+
+class SiteHsm(Hsm, Protocol):
+    """What hsm-sync/1 and the life of a master ask of a token, beyond serving."""
+
+    def held(self) -> Mapping[str, tuple[str, ...]]:
+        """Every TRUSTED ring master that is in the token now, by label, with the attributes that both sites must agree on
+        ("EXTRACTABLE=0", "TRUSTED=1", …), sorted. What differs by birthplace (LOCAL, ALWAYS_SENSITIVE) is left out."""
+
+    def refresh(self, allowed: Sequence[RingMaster], required: Sequence[RingMaster]) -> None:
+        """Audit the token again, probe masters that are new, and serve with what it holds: after a ceremony or a destruction.
+
+        Raises PromiseBroken for a TRUSTED object beyond `allowed`, KeyNotFound for a `required` one that is missing; what
+        `masters` answers stays as it was then.
+        """
+
+    def new_canary(self, master: RingMaster) -> AbstractContextManager[Canary]:
+        """Make a session key and wrap it under `master`. Raises KeyNotFound."""
+
+    def open_canary(self, master: RingMaster, blob: bytes) -> AbstractContextManager[Canary]:
+        """Unwrap the other site's session key, for signing only. Raises KeyNotFound, UnwrapRejected."""
+
+    def dek_mac(self, master: RingMaster, wrapped: bytes, data: bytes) -> bytes:
+        """AES-CMAC (16 bytes) of `data` under a wrapped DEK, unwrapped for signing only: two sites compare what they hold.
+
+        Raises KeyNotFound, UnwrapRejected.
+        """
+
+    def anchors(self) -> tuple[bytes, ...]:
+        """The values of the token's anchor objects (private CKO_DATA), in no order."""
+
+    def replace_anchors(self, anchor: bytes) -> None:
+        """Write a new anchor object, then destroy the others: a crash between leaves both, and the highest counts."""
+
+    def destroy_master(self, master: RingMaster) -> None:
+        """Destroy every object of this master, clones too, and look again in a new session that none is left.
+
+        Idempotent. Raises HsmUnavailable where one is still there.
+        """

@@ -59,7 +59,7 @@ class VoiceKeys:
         with self._hsm.new_dek(master) as dek:
             yield NewVoiceKey(ref, dek)
             blob = dek.wrapped
-        key = WrappedKey(ref, tenant, voice, KeyState.ACTIVE, blob, datetime.now(UTC))
+        key = WrappedKey(ref, tenant, voice, KeyState.ACTIVE, blob, datetime.now(UTC), master.version)
         self._store.add_key(transaction, replace(key, mac=self._mac.make(WrappedKey.DOMAIN, *key.fields)))
         facts: dict[str, str | int] = {"dek": str(ref.id), "voice": str(voice), "tenant": tenant, "version": version}
         facts |= {"ring": master.ring, "ring_version": master.version}

@@ -42,6 +42,10 @@ class WrappedKey:
     state: KeyState
     blob: bytes = field(repr=False)
     created_at: datetime
+    first_ring_version: int
+    """The ring version that first wrapped it: an erased key is shredded once every version since then is destroyed."""
+    synced: int = 0
+    """The `row_version` for which every site has signed a receipt; 0 is `awaiting_sync`."""
     row_version: int = 1
     mac: bytes = field(default=b"", repr=False)
 
@@ -52,7 +56,7 @@ class WrappedKey:
         """Every column but the MAC, in the table's order: what the MAC covers."""
         ref = self.ref
         identity = (ref.id, self.tenant, self.voice, ref.version, ref.ring, ref.ring_version)
-        return (*identity, self.state.value, self.blob, self.created_at, self.row_version)
+        return (*identity, self.state.value, self.blob, self.created_at, self.first_ring_version, self.synced, self.row_version)
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,10 @@ class RingVersion:
     version: int
     state: KeyState
     created_at: datetime
+    destroy_at: datetime | None = None
+    """When its destruction, approved and still to be cancelled, is due; None while none is pending."""
+    reason: str = ""
+    """Why it is in this state, in the words of whoever changed it."""
     row_version: int = 1
     mac: bytes = field(default=b"", repr=False)
 
@@ -71,7 +79,38 @@ class RingVersion:
     @property
     def fields(self) -> tuple[Field, ...]:
         """Every column but the MAC, in the table's order: what the MAC covers."""
-        return (self.ring, self.version, self.state.value, self.created_at, self.row_version)
+        return (self.ring, self.version, self.state.value, self.created_at, self.destroy_at, self.reason, self.row_version)
+
+
+@dataclass(frozen=True)
+class Tombstone:
+    """What stays of an erased voice: which key versions it had, under which ring versions, and how far its erasure is.
+
+    `erased` at both sites once `peer_erased_at` stands; `shredded` once every ring version from `first_ring_version` to
+    `last_ring_version` is destroyed at every site: then no copy of the database opens it again.
+    """
+
+    voice: UUID
+    tenant: str
+    dek_ids: tuple[UUID, ...]
+    ring: str
+    first_ring_version: int
+    last_ring_version: int
+    erased_at: datetime
+    peer_erased_at: datetime | None = None
+    shredded_at: datetime | None = None
+    row_version: int = 1
+    mac: bytes = field(default=b"", repr=False)
+
+    DOMAIN: ClassVar[str] = "tombstone"
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """Every column but the MAC, in the table's order: what the MAC covers."""
+        deks = [str(dek) for dek in self.dek_ids]
+        covered = (self.ring, self.first_ring_version, self.last_ring_version)
+        times = (self.erased_at, self.peer_erased_at, self.shredded_at)
+        return (self.voice, self.tenant, deks, *covered, *times, self.row_version)
 
 
 class RecordMac:

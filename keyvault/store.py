@@ -6,8 +6,10 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
+    ARRAY,
     Column,
     DateTime,
+    Index,
     Integer,
     LargeBinary,
     Row,
@@ -34,6 +36,8 @@ ring_version = Table(
     Column("version", Integer, primary_key=True),
     Column("state", Text, nullable=False),
     Column("created_at", DateTime(timezone=True), nullable=False),
+    Column("destroy_at", DateTime(timezone=True)),
+    Column("reason", Text, nullable=False),
     Column("row_version", Integer, nullable=False),
     Column("mac", LargeBinary, nullable=False),
 )
@@ -50,9 +54,30 @@ wrapped_key = Table(
     Column("state", Text, nullable=False),
     Column("blob", LargeBinary, nullable=False),
     Column("created_at", DateTime(timezone=True), nullable=False),
+    Column("first_ring_version", Integer, nullable=False),
+    Column("synced", Integer, nullable=False),
     Column("row_version", Integer, nullable=False),
     Column("mac", LargeBinary, nullable=False),
     UniqueConstraint("voice_id", "version"),
+)
+# What a re-wrap still has to do, page by page; and what no other site has vouched for yet.
+Index("ix_wrapped_key_ring", wrapped_key.c.ring, wrapped_key.c.ring_version, wrapped_key.c.dek_id)
+Index("ix_wrapped_key_unsynced", wrapped_key.c.dek_id, postgresql_where=wrapped_key.c.synced != wrapped_key.c.row_version)
+
+tombstone = Table(
+    "tombstone",
+    metadata,
+    Column("voice_id", Uuid, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("dek_ids", ARRAY(Uuid), nullable=False),
+    Column("ring", Text, nullable=False),
+    Column("first_ring_version", Integer, nullable=False),
+    Column("last_ring_version", Integer, nullable=False),
+    Column("erased_at", DateTime(timezone=True), nullable=False),
+    Column("peer_erased_at", DateTime(timezone=True)),
+    Column("shredded_at", DateTime(timezone=True)),
+    Column("row_version", Integer, nullable=False),
+    Column("mac", LargeBinary, nullable=False),
 )
 
 
@@ -93,7 +118,16 @@ class KeyStore:
         """Every version of the ring, oldest first."""
         query = select(ring_version).where(ring_version.c.ring == ring).order_by(ring_version.c.version)
         return [
-            RingVersion(row.ring, row.version, _state(row.state), row.created_at, row.row_version, bytes(row.mac))
+            RingVersion(
+                row.ring,
+                row.version,
+                _state(row.state),
+                row.created_at,
+                row.destroy_at,
+                row.reason,
+                row.row_version,
+                bytes(row.mac),
+            )
             for row in transaction.execute(query)
         ]
 
@@ -125,6 +159,8 @@ def _key_row(key: WrappedKey) -> dict[str, Any]:
         "state": key.state.value,
         "blob": key.blob,
         "created_at": key.created_at,
+        "first_ring_version": key.first_ring_version,
+        "synced": key.synced,
         "row_version": key.row_version,
         "mac": key.mac,
     }
@@ -138,6 +174,8 @@ def _key(row: Row[Any]) -> WrappedKey:
         state=_state(row.state),
         blob=bytes(row.blob),
         created_at=row.created_at,
+        first_ring_version=row.first_ring_version,
+        synced=row.synced,
         row_version=row.row_version,
         mac=bytes(row.mac),
     )
@@ -156,6 +194,8 @@ def _ring_row(version: RingVersion) -> dict[str, Any]:
         "version": version.version,
         "state": version.state.value,
         "created_at": version.created_at,
+        "destroy_at": version.destroy_at,
+        "reason": version.reason,
         "row_version": version.row_version,
         "mac": version.mac,
     }

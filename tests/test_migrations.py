@@ -16,7 +16,7 @@ from alembic.migration import MigrationContext
 from keyvault.database import metadata
 from service import schema
 
-STORES = ("keyvault.store", "policies.store", "policies.audit.store", "voiceprints.store")
+STORES = ("keyvault.store", "keyvault.sync.store", "policies.store", "policies.audit.store", "voiceprints.store")
 MAC = bytes(16)
 
 
@@ -130,4 +130,4 @@ def test_roles_do_what_they_need(as_role):
 
 def test_an_authority_row_needs_a_whole_mac(as_role):
     with pytest.raises(sa.exc.IntegrityError, match="ck_ring_version_mac"):
-        as_role(schema.VAULT).execute(sa.text("INSERT INTO ring_version VALUES ('main', 1, 'active', now(), 1, '')"))
+        as_role(schema.VAULT).execute(sa.text("INSERT INTO ring_version VALUES ('main', 1, 'active', now(), 1, '', NULL, '')"))
