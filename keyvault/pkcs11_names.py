@@ -24,6 +24,9 @@ class Attribute(IntEnum):
     SIGN = 0x108
     VERIFY = 0x10A
     DERIVE = 0x10C
+    MODULUS = 0x120
+    MODULUS_BITS = 0x121
+    PUBLIC_EXPONENT = 0x122
     VALUE_LEN = 0x161
     EXTRACTABLE = 0x162
     MODIFIABLE = 0x170
@@ -39,6 +42,10 @@ class Attribute(IntEnum):
 class Mechanism(IntEnum):
     """CKM_*: what a key may be used for."""
 
+    RSA_PKCS_KEY_PAIR_GEN = 0x000
+    RSA_PKCS_OAEP = 0x009
+    SHA_1 = 0x220
+    SHA256 = 0x250
     SHA256_HMAC = 0x251
     GENERIC_SECRET_KEY_GEN = 0x350
     EC_KEY_PAIR_GEN = 0x1040
@@ -56,6 +63,7 @@ class Mechanism(IntEnum):
 class ObjectClass(IntEnum):
     """CKO_*."""
 
+    DATA = 0
     PUBLIC_KEY = 2
     PRIVATE_KEY = 3
     SECRET_KEY = 4
@@ -64,6 +72,7 @@ class ObjectClass(IntEnum):
 class KeyType(IntEnum):
     """CKK_*."""
 
+    RSA = 0x00
     EC = 0x03
     GENERIC_SECRET = 0x10
     AES = 0x1F

@@ -23,13 +23,15 @@ GCM_NONCE, GCM_TAG = 12, 16
 
 # Places in CK_FUNCTION_LIST, counted after its version field.
 _INIT_TOKEN, _INIT_PIN, _SESSION_INFO, _LOGIN, _LOGOUT = 9, 10, 15, 18, 19
-_COPY, _DESTROY, _GET_ATTRIBUTE, _SET_ATTRIBUTE, _FIND_INIT, _FIND, _FIND_FINAL = 21, 22, 24, 25, 26, 27, 28
+_CREATE, _CREATE, _COPY, _DESTROY, _GET_ATTRIBUTE, _SET_ATTRIBUTE, _FIND_INIT, _FIND, _FIND_FINAL = 20, 21, 22, 24, 25, 26, 27, 28
 _ENCRYPT_INIT, _ENCRYPT, _DECRYPT_INIT, _DECRYPT, _SIGN_INIT, _SIGN = 29, 30, 33, 34, 42, 43
 _GENERATE_KEY, _GENERATE_KEY_PAIR, _WRAP_KEY, _UNWRAP_KEY, _GENERATE_RANDOM = 58, 59, 60, 61, 64
 _TABLE_OFFSET = 8  # CK_VERSION, padded to a pointer
 _OS_LOCKING_OK = 2
 _RW_USER = 3  # CKS_RW_USER_FUNCTIONS
 _UNAVAILABLE = c_ulong(-1).value
+_MGF1 = {Mechanism.SHA_1: 1, Mechanism.SHA256: 2}  # CKG_MGF1_*
+_LABEL_GIVEN = 1  # CKZ_DATA_SPECIFIED
 
 
 class _Mechanism(Structure):
@@ -45,6 +47,10 @@ class _GcmParameters(Structure):
         ("aad_length", c_ulong),
         ("tag_bits", c_ulong),
     )
+
+
+class _OaepParameters(Structure):
+    _fields_ = (("hash", c_ulong), ("mgf", c_ulong), ("source", c_ulong), ("data", c_void_p), ("data_length", c_ulong))
 
 
 class _Attribute(Structure):
@@ -204,6 +210,18 @@ class RawCalls:
         encoded = _Encoded(template)
         self._call(_SET_ATTRIBUTE, "C_SetAttributeValue", c_ulong(session), c_ulong(key), encoded.array, c_ulong(encoded.count))
 
+    def create(self, session: int, template: Template) -> int:
+        """C_CreateObject: an object of given content; returns its handle."""
+        encoded, handle = _Encoded(template), c_ulong()
+        self._call(_CREATE, "C_CreateObject", c_ulong(session), encoded.array, c_ulong(encoded.count), byref(handle))
+        return handle.value
+
+    def create(self, session: int, template: Template) -> int:
+        """C_CreateObject; returns the handle."""
+        encoded, handle = _Encoded(template), c_ulong()
+        self._call(_CREATE, "C_CreateObject", c_ulong(session), encoded.array, c_ulong(encoded.count), byref(handle))
+        return handle.value
+
     def copy(self, session: int, key: int, template: Template) -> int:
         """C_CopyObject: a second object with `template` over what it inherits; returns its handle."""
         encoded, handle = _Encoded(template), c_ulong()
@@ -250,6 +268,25 @@ class RawCalls:
         )  # fmt: skip
         return handle.value
 
+    def wrap_oaep(self, session: int, wrapping: int, key: int, digest: Mechanism) -> bytes:
+        """C_WrapKey with RSAES-OAEP (RFC 8017, 7.1), MGF1 over the same hash, no label; RSA keys of up to 8192 bits."""
+        parameters, how = _oaep(digest)
+        out, length = (c_ubyte * 1024)(), c_ulong(1024)
+        self._call(_WRAP_KEY, "C_WrapKey", c_ulong(session), byref(how), c_ulong(wrapping), c_ulong(key), out, byref(length))
+        del parameters
+        return bytes(out)[: length.value]
+
+    def unwrap_oaep(self, session: int, unwrapping: int, wrapped: bytes, template: Template, digest: Mechanism) -> int:
+        """C_UnwrapKey of what `wrap_oaep` made; returns the new key's handle."""
+        parameters, how = _oaep(digest)
+        encoded, handle = _Encoded(template), c_ulong()
+        self._call(
+            _UNWRAP_KEY, "C_UnwrapKey", c_ulong(session), byref(how), c_ulong(unwrapping), c_char_p(wrapped),
+            c_ulong(len(wrapped)), encoded.array, c_ulong(encoded.count), byref(handle),
+        )  # fmt: skip
+        del parameters
+        return handle.value
+
     # Data
 
     def random(self, session: int, length: int) -> bytes:
@@ -294,6 +331,11 @@ class RawCalls:
 def _gcm(nonce: bytes, aad: bytes) -> tuple[_GcmParameters, _Mechanism]:
     parameters = _GcmParameters(nonce, len(nonce), len(nonce) * 8, aad, len(aad), GCM_TAG * 8)
     return parameters, _Mechanism(Mechanism.AES_GCM, ctypes.addressof(parameters), ctypes.sizeof(parameters))
+
+
+def _oaep(digest: Mechanism) -> tuple[_OaepParameters, _Mechanism]:
+    parameters = _OaepParameters(digest, _MGF1[digest], _LABEL_GIVEN, None, 0)
+    return parameters, _Mechanism(Mechanism.RSA_PKCS_OAEP, ctypes.addressof(parameters), ctypes.sizeof(parameters))
 
 
 def _expect(function: str, answer: int) -> None:
