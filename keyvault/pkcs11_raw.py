@@ -23,7 +23,7 @@ GCM_NONCE, GCM_TAG = 12, 16
 
 # Places in CK_FUNCTION_LIST, counted after its version field.
 _INIT_TOKEN, _INIT_PIN, _SESSION_INFO, _LOGIN, _LOGOUT = 9, 10, 15, 18, 19
-_CREATE, _CREATE, _COPY, _DESTROY, _GET_ATTRIBUTE, _SET_ATTRIBUTE, _FIND_INIT, _FIND, _FIND_FINAL = 20, 21, 22, 24, 25, 26, 27, 28
+_CREATE, _COPY, _DESTROY, _GET_ATTRIBUTE, _SET_ATTRIBUTE, _FIND_INIT, _FIND, _FIND_FINAL = 20, 21, 22, 24, 25, 26, 27, 28
 _ENCRYPT_INIT, _ENCRYPT, _DECRYPT_INIT, _DECRYPT, _SIGN_INIT, _SIGN = 29, 30, 33, 34, 42, 43
 _GENERATE_KEY, _GENERATE_KEY_PAIR, _WRAP_KEY, _UNWRAP_KEY, _GENERATE_RANDOM = 58, 59, 60, 61, 64
 _TABLE_OFFSET = 8  # CK_VERSION, padded to a pointer
@@ -212,12 +212,6 @@ class RawCalls:
 
     def create(self, session: int, template: Template) -> int:
         """C_CreateObject: an object of given content; returns its handle."""
-        encoded, handle = _Encoded(template), c_ulong()
-        self._call(_CREATE, "C_CreateObject", c_ulong(session), encoded.array, c_ulong(encoded.count), byref(handle))
-        return handle.value
-
-    def create(self, session: int, template: Template) -> int:
-        """C_CreateObject; returns the handle."""
         encoded, handle = _Encoded(template), c_ulong()
         self._call(_CREATE, "C_CreateObject", c_ulong(session), encoded.array, c_ulong(encoded.count), byref(handle))
         return handle.value
