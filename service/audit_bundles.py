@@ -33,7 +33,7 @@ def check_records(settings: Settings) -> int:
     The log signs what stands in its tables and holds no MAC key: only this finds an entry that no vault wrote.
     Raises RecordsTampered naming the first such row, and StepFailed.
     """
-    isolation = establish(settings.state_dir)
+    isolation = establish(settings.state_dir, settings.site)
     groups = isolation.database_groups(embedded=settings.embedded)
     found = steps.call(settings, isolation.vault, "check_audit", groups=groups)
     if "tampered" in found:

@@ -90,7 +90,7 @@ def prepare(settings: Settings) -> Installation:
 def prepare_files(settings: Settings) -> Installation:
     """The part of `prepare` that needs no database: after it, the embedded server can be started."""
     module(settings)  # missing: say so before anything is made
-    isolation = establish(settings.state_dir)
+    isolation = establish(settings.state_dir, settings.site)
     _folders(settings, isolation)
     owners = {"serving": isolation.vault, "log": isolation.log, "officer": isolation.officer}
     with ExitStack() as stack:  # tokens and cluster at once: two cores make them in half the time

@@ -91,6 +91,13 @@ def issue_client(key: ec.EllipticCurvePrivateKey, authority: x509.Certificate, r
     return _leaf(authority, request, client, ExtendedKeyUsageOID.CLIENT_AUTH).sign(key, hashes.SHA256())
 
 
+def issue_site(key: ec.EllipticCurvePrivateKey, authority: x509.Certificate, request: bytes, name: str) -> x509.Certificate:
+    """A site's certificate for its link to the other site: both ends of a connection, under `name`. Raises RequestRefused."""
+    both = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
+    builder = _leaf(authority, request, name, *both)
+    return builder.add_extension(x509.SubjectAlternativeName([_host(name)]), critical=False).sign(key, hashes.SHA256())
+
+
 def new_request() -> tuple[bytes, bytes]:
     """A fresh P-256 key (PKCS #8, PEM) and a request for it (PEM): made where the key will be used."""
     key = ec.generate_private_key(ec.SECP256R1())
@@ -114,13 +121,13 @@ def needs_renewal(certificate: bytes, authority: bytes, hosts: Sequence[str], no
     return set(named) != {_host(host) for host in hosts} or leaf.not_valid_after_utc < now + timedelta(days=RENEW_DAYS)
 
 
-def _leaf(authority: x509.Certificate, request: bytes, name: str, use: x509.ObjectIdentifier) -> x509.CertificateBuilder:
+def _leaf(authority: x509.Certificate, request: bytes, name: str, *uses: x509.ObjectIdentifier) -> x509.CertificateBuilder:
     public = _proved_key(request)
     identifier = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     builder = _builder(_name(name), authority.subject, public, LEAF_DAYS)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(_key_usage(signs_certificates=False), critical=True)
-    builder = builder.add_extension(x509.ExtendedKeyUsage([use]), critical=False)
+    builder = builder.add_extension(x509.ExtendedKeyUsage(uses), critical=False)
     builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
     return builder.add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
 

@@ -45,7 +45,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
         yield _try("port", lambda: _port_free(settings))
         yield _never_started(settings)
         return
-    isolation = establish(settings.state_dir)
+    isolation = establish(settings.state_dir, settings.site)
     yield Finding("state", "ok", str(settings.state_dir))
     yield _isolation(isolation)
     yield from _tokens(settings, isolation)

@@ -126,7 +126,7 @@ def _with_new_keys(settings: Settings, name: str, registered: Callable[[bytes, s
 def _certificate(settings: Settings, request: bytes, name: str) -> tuple[bytes, str]:
     """The certificate (PEM) for a request, and its x5t#S256."""
     _check(name)
-    officer = establish(settings.state_dir).officer
+    officer = establish(settings.state_dir, settings.site).officer
     pem = str(steps.call(settings, officer, "issue", request=request.decode(errors="replace"), client=name)["pem"]).encode()
     return pem, certificate_thumbprint(x509.load_pem_x509_certificate(pem).public_bytes(serialization.Encoding.DER))
 
@@ -134,7 +134,7 @@ def _certificate(settings: Settings, request: bytes, name: str) -> tuple[bytes, 
 def _registered(settings: Settings, step: str, **facts: Any) -> dict[str, Any]:
     """One step of the registration, under the vault's user."""
     require_running(settings)
-    isolation = establish(settings.state_dir)
+    isolation = establish(settings.state_dir, settings.site)
     groups = isolation.database_groups(embedded=settings.embedded)
     try:
         return steps.call(settings, isolation.vault, step, groups=groups, **facts)

@@ -134,18 +134,22 @@ class Isolation:
         return f"one user, {self.vault.name}, runs vault, edge and log: {self.reason}"
 
 
-def establish(state_dir: Path) -> Isolation:
-    """Decide the users for this installation, making missing system users (root only)."""
+def establish(state_dir: Path, site: str = "a") -> Isolation:
+    """Decide the users for this installation, making missing system users (root only).
+
+    Each site has its own: on one machine, too, neither may read the other's tokens and PINs.
+    """
+    prefix = "glottis" if site == "a" else f"glottis-{site}"
     current = Account.current()
     if os.geteuid() != 0:
         return Isolation(current, current, current, current, current, "started by an ordinary user")
-    database = Account.system("glottis-db")
+    database = Account.system(f"{prefix}-db")
     if not reachable(state_dir.parent):
         return Isolation(current, current, current, database, current, f"other users may not enter {state_dir.parent}")
     for path in (Path(sys.executable), Path(sys.executable).resolve(), Path(sys.prefix), _CODE / "settings.py"):
         if not reachable(path):
             return Isolation(current, current, current, database, current, f"other users may not reach {path}")
-    vault, edge, log = (Account.system(f"glottis-{part}") for part in ("vault", "edge", "log"))
+    vault, edge, log = (Account.system(f"{prefix}-{part}") for part in ("vault", "edge", "log"))
     return Isolation(vault, edge, log, database, current, "")
 
 

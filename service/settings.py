@@ -10,7 +10,7 @@ import stat
 import subprocess
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
@@ -91,10 +91,28 @@ class Settings:
     """Owner's URL of a Postgres of your own; None starts the embedded one. It holds no password: use one of the next two."""
     database_url_file: Path | None = None
     database_url_command: str | None = None
+    site: str = "a"
+    """This site's name in the roster."""
+    sites: int = 2
+    """How many sites the cluster has; 1 is a development mode, in which no key is ever held twice."""
+    serves: bool = True
+    """Whether vault and edge run here. A site that does not serve keeps keys, votes and signs all the same."""
+    site_bind: str = "127.0.0.1"
+    site_port: int = 0
+    """Where the other site reaches this one; 0 is any free port, which is enough while both are on one machine."""
+    peer: str = "embedded"
+    """`embedded`: site a starts site b in its own state folder; `external`: the other site runs elsewhere, at `peer_url`."""
+    peer_url: str | None = None
+    peer_port: int = 0
+    """The port at which an embedded site b serves too; 0 leaves serving to site a."""
+    peer_age_hours: int = 72
+    """A site that heard nothing of the other for so long serves no more, unless officers break the glass."""
     worker: str = "0"
     """Set by the supervisor: which of its kind this process is."""
     listen_fd: int | None = None
     """Set by the supervisor: the listening socket this process inherits."""
+    peer_fd: int | None = None
+    """Set by the supervisor: the socket at which the other site's calls arrive."""
 
     @classmethod
     def load(cls, environ: Mapping[str, str]) -> Self:
@@ -121,7 +139,20 @@ class Settings:
     def environ(self, **changes: object) -> dict[str, str]:
         """The variables from which `load` makes these settings again, with `changes`: how a child process is configured."""
         values = {field.name: getattr(self, field.name) for field in fields(self)} | changes
-        return {PREFIX + name.upper(): str(value) for name, value in values.items() if value not in {None, ""}}
+        return {PREFIX + name.upper(): _written(value) for name, value in values.items() if value not in {None, ""}}
+
+    def of_site_b(self, **changes: object) -> Settings:
+        """The settings of the second site that this one starts on its own machine: an installation of its own, inside."""
+        inner: dict[str, object] = {"state_dir": self.state_dir / "site-b", "site": "b", "peer": "external"}
+        inner |= {"serves": self.peer_port != 0, "port": self.peer_port or self.port, "vault_workers": 1, "peer_port": 0}
+        own = {"site_port": 0, "peer_url": None, "public_base_url": f"https://localhost:{self.peer_port or self.port}"}
+        shared = {name: getattr(self, name) for name in ("bind", "territory", "log_level", "pkcs11_module", "peer_age_hours")}
+        return replace(Settings(**inner | own | shared), **changes)  # type: ignore[arg-type]
+
+    @property
+    def starts_peer(self) -> bool:
+        """Whether the other site is one that `glottis up` starts here."""
+        return self.sites == 2 and self.peer == "embedded"
 
     @property
     def embedded(self) -> bool:
@@ -186,6 +217,21 @@ class Settings:
         return tuple(self.run_dir / f"vault-{number}.sock" for number in range(self.vault_workers))
 
     @property
+    def admin_socket(self) -> Path:
+        """Where the site process takes the operator's commands."""
+        return self.run_dir / "site.sock"
+
+    @property
+    def link_dir(self) -> Path:
+        """The site process's own: keys and certificates of its link to the other site, and when that was last heard."""
+        return self.state_dir / "link"
+
+    @property
+    def roster_file(self) -> Path:
+        """The roster that the cluster began with: the anchor of every check of its history."""
+        return self.state_dir / "roster"
+
+    @property
     def pg_dir(self) -> Path:
         return self.state_dir / "pg"
 
@@ -210,10 +256,12 @@ class Settings:
         return self.state_dir / "log"
 
 
+_YES_NO: Mapping[str, bool] = types.MappingProxyType({"yes": True, "no": False})
 _PARSERS: dict[str, Callable[[str], object]] = {
     "int": int,
     "Path": lambda text: Path(text).expanduser().absolute(),
     "str": str,
+    "bool": lambda text: _YES_NO[text.lower()],
 }
 
 
@@ -221,8 +269,14 @@ def _parsed(variable: str, name: str, text: str) -> object:
     kind = Settings.__annotations__[name].split(" | ")[0]
     try:
         return _PARSERS[kind](text)
+    except KeyError as error:
+        raise SettingsRefused(f"{variable} must be yes or no, not {text!r}") from error
     except ValueError as error:
         raise SettingsRefused(f"{variable} must be a whole number, not {text!r}") from error
+
+
+def _written(value: object) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
 def _check(settings: Settings) -> None:
@@ -233,6 +287,15 @@ def _check(settings: Settings) -> None:
             "GLOTTIS_VAULT_WORKERS must be between 1 and 64": 1 <= settings.vault_workers <= 64,
             "GLOTTIS_EDGE_WORKERS must be between 1 and 64": 1 <= settings.edge_workers <= 64,
             f"GLOTTIS_LOG_LEVEL must be one of {', '.join(LOG_LEVELS)}": settings.log_level in LOG_LEVELS,
+            "GLOTTIS_SITE must be a or b": settings.site in ("a", "b"),
+            "GLOTTIS_SITES must be 1 or 2": settings.sites in (1, 2),
+            "GLOTTIS_PEER must be embedded, which site a alone may have, or external": settings.peer == "external"
+            or (settings.peer == "embedded" and (settings.site == "a" or settings.sites == 1)),
+            "GLOTTIS_PEER_PORT and GLOTTIS_SITE_PORT must be between 0 and 65535": 0 <= settings.peer_port <= 65535
+            and 0 <= settings.site_port <= 65535,
+            "GLOTTIS_PEER_URL must be https://host:port and nothing more": settings.peer_url is None
+            or _is_origin(settings.peer_url),
+            "GLOTTIS_PEER_AGE_HOURS must be at least 1": settings.peer_age_hours >= 1,
             "GLOTTIS_PUBLIC_BASE_URL must be https://host[:port] and nothing more": _is_origin(settings.public_base_url),
             "GLOTTIS_DATABASE_URL must not hold a password: put the whole URL into GLOTTIS_DATABASE_URL_FILE": urlsplit(
                 settings.database_url or ""

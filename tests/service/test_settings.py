@@ -82,3 +82,30 @@ def test_a_command_that_gives_no_secret_is_refused(command):
 def test_a_command_gives_a_secret_and_its_arguments_stay_out_of_messages():
     assert Secret(command="printf 'hush'").read() == "hush"
     assert "hush" not in str(Secret(command="printf 'hush'"))
+
+
+def test_yes_and_no_are_the_words_for_yes_and_no(tmp_path):
+    given = {"GLOTTIS_STATE_DIR": str(tmp_path), "GLOTTIS_SERVES": "no"}
+    assert Settings.load(given).serves is False
+    assert Settings.load(Settings.load(given).environ()).serves is False
+    with pytest.raises(SettingsRefused, match="yes or no"):
+        Settings.load(given | {"GLOTTIS_SERVES": "1"})
+
+
+def test_a_second_site_is_an_installation_of_its_own_inside_the_first(tmp_path):
+    first = Settings.load({"GLOTTIS_STATE_DIR": str(tmp_path), "GLOTTIS_TERRITORY": "DE", "GLOTTIS_PEER_PORT": "9000"})
+    second = Settings.load(first.of_site_b().environ())
+    assert second.state_dir == first.state_dir / "site-b"
+    assert (second.site, second.territory, second.serves, second.port) == ("b", "DE", True, 9000)
+    assert not second.starts_peer
+    assert second.public_base_url == "https://localhost:9000"
+    assert not first.of_site_b().token_dir("serving").is_relative_to(first.token_dir("serving"))
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{"SITE": "c"}, {"SITES": "3"}, {"SITE": "b"}, {"PEER": "none"}, {"PEER_URL": "http://x"}, {"PEER_AGE_HOURS": "0"}],
+)
+def test_settings_of_sites_that_do_not_hold_are_refused(tmp_path, variables):
+    with pytest.raises(SettingsRefused):
+        Settings.load({"GLOTTIS_STATE_DIR": str(tmp_path)} | {f"GLOTTIS_{name}": value for name, value in variables.items()})
