@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from hashlib import sha256
 from typing import Any
 from uuid import UUID
 
@@ -17,6 +19,8 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     Uuid,
+    delete,
+    func,
     insert,
     select,
     update,
@@ -26,7 +30,7 @@ from sqlalchemy.exc import IntegrityError
 
 from keyvault.database import Transaction, metadata
 from keyvault.errors import RecordTampered, RowChanged
-from keyvault.records import KeyRef, RingVersion, WrappedKey
+from keyvault.records import KeyRef, RingVersion, Tombstone, WrappedKey, canonical
 from keyvault.states import KeyState
 
 ring_version = Table(
@@ -139,6 +143,53 @@ class KeyStore:
             raise RowChanged(f"ring {old.ring} version {old.version} was changed by another transaction")
 
 
+class TombstoneStore:
+    """What is left of erased voices, and the removal of their keys. Rows go out as they lie: check a tombstone's MAC first."""
+
+    def lock_voice(self, transaction: Transaction, voice: UUID) -> None:
+        """Wait for whoever erases, seals again or takes over this voice, and keep others waiting until `transaction` ends.
+
+        What they committed is visible to the next statement, also where no row of the voice is left to lock.
+        """
+        number = int.from_bytes(sha256(canonical("voice-lock", voice)).digest()[:8], "big", signed=True)
+        transaction.execute(select(func.pg_advisory_xact_lock(number)))
+
+    def keys_of(self, transaction: Transaction, voice: UUID) -> list[WrappedKey]:
+        """Every version of the voice's key, oldest first. A state that is none reads as DESTROYED: its MAC does not hold."""
+        rows = transaction.execute(select(wrapped_key).where(wrapped_key.c.voice_id == voice).order_by(wrapped_key.c.version))
+        return [_key(row, lenient=True) for row in rows]
+
+    def erase_keys(self, transaction: Transaction, voice: UUID) -> int:
+        """Delete every version of the voice's key, whatever its row says; returns how many there were."""
+        return transaction.execute(delete(wrapped_key).where(wrapped_key.c.voice_id == voice)).rowcount
+
+    def tombstone(self, transaction: Transaction, voice: UUID) -> Tombstone | None:
+        """The voice's tombstone; None for a voice that was not erased here."""
+        row = transaction.execute(select(tombstone).where(tombstone.c.voice_id == voice)).one_or_none()
+        return None if row is None else _tombstone(row)
+
+    def untold(self, transaction: Transaction, limit: int = 500) -> list[Tombstone]:
+        """Tombstones that the other site has not confirmed, oldest first."""
+        query = select(tombstone).where(tombstone.c.peer_erased_at.is_(None)).order_by(tombstone.c.erased_at).limit(limit)
+        return [_tombstone(row) for row in transaction.execute(query)]
+
+    def unshredded(self, transaction: Transaction) -> list[Tombstone]:
+        """Tombstones of voices that an old copy of the database could still open, oldest first."""
+        query = select(tombstone).where(tombstone.c.shredded_at.is_(None)).order_by(tombstone.c.erased_at)
+        return [_tombstone(row) for row in transaction.execute(query)]
+
+    def add_tombstone(self, transaction: Transaction, stone: Tombstone) -> None:
+        """Insert. Raises RowChanged if this voice has one: the transaction is then void."""
+        _insert(transaction, tombstone, _tombstone_row(stone))
+
+    def replace_tombstone(self, transaction: Transaction, old: Tombstone, new: Tombstone) -> None:
+        """Compare and swap: `new` stands only if the row is still `old`. Raises RowChanged; nothing is written then."""
+        c = tombstone.c
+        unchanged = (c.voice_id == old.voice) & (c.row_version == old.row_version) & (c.mac == old.mac)
+        if transaction.execute(update(tombstone).where(unchanged).values(_tombstone_row(new))).rowcount != 1:
+            raise RowChanged(f"the tombstone of {old.voice} was changed by another transaction")
+
+
 def _insert(transaction: Transaction, table: Table, row: dict[str, Any]) -> None:
     try:
         kept = transaction.execute(insert(table).values(row).returning(*table.primary_key.columns)).all()
@@ -166,12 +217,12 @@ def _key_row(key: WrappedKey) -> dict[str, Any]:
     }
 
 
-def _key(row: Row[Any]) -> WrappedKey:
+def _key(row: Row[Any], *, lenient: bool = False) -> WrappedKey:
     return WrappedKey(
         ref=KeyRef(row.dek_id, row.version, row.ring, row.ring_version),
         tenant=row.tenant,
         voice=row.voice_id,
-        state=_state(row.state),
+        state=KeyState.DESTROYED if lenient and row.state not in set(KeyState) else _state(row.state),
         blob=bytes(row.blob),
         created_at=row.created_at,
         first_ring_version=row.first_ring_version,
@@ -199,3 +250,13 @@ def _ring_row(version: RingVersion) -> dict[str, Any]:
         "row_version": version.row_version,
         "mac": version.mac,
     }
+
+
+def _tombstone(row: Row[Any]) -> Tombstone:
+    values = dict(row._mapping) | {"dek_ids": tuple(row.dek_ids), "mac": bytes(row.mac)}
+    return Tombstone(voice=values.pop("voice_id"), **values)
+
+
+def _tombstone_row(stone: Tombstone) -> dict[str, Any]:
+    values = {field.name: getattr(stone, field.name) for field in fields(stone)}
+    return values | {"voice_id": values.pop("voice"), "dek_ids": list(stone.dek_ids)}
