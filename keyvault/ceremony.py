@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from keyvault.errors import CeremonyRefused
+from keyvault.errors import CallFailed, CeremonyRefused, PinRejected
 from keyvault.hsm import KeyName, RingMaster
 from keyvault.pkcs11_hsm import public_key
 from keyvault.pkcs11_names import Attribute, Mechanism, Role
@@ -63,13 +63,13 @@ def _ceremony(
     module = Module(config.module, config.folder)
     try:
         session = module.session(module.token(config.label, config.serial))
-        with _as(session, Role.USER, user_pin):
+        with as_role(session, Role.USER, user_pin):
             _require_absent(session, [name.value for name in names] + ([master.label] if master else []))
         officers = 0
         if master and so_pin is not None:
-            with _as(session, Role.SECURITY_OFFICER, so_pin):
+            with as_role(session, Role.SECURITY_OFFICER, so_pin):
                 officers = session.calls.generate_key(session.handle, Mechanism.AES_KEY_GEN, master_by_officer(master))
-        with _as(session, Role.USER, user_pin):
+        with as_role(session, Role.USER, user_pin):
             if officers:
                 session.calls.copy(session.handle, officers, MASTER_BY_USER)
                 session.calls.destroy(session.handle, officers)
@@ -97,9 +97,18 @@ def _make(session: TokenSession, name: KeyName) -> None:
 
 
 @contextmanager
-def _as(session: TokenSession, role: Role, pin: str) -> Iterator[None]:
-    """One login for one role: the officer and the user are never logged in together."""
-    session.calls.login(session.handle, role, pin)
+def as_role(session: TokenSession, role: Role, pin: str) -> Iterator[None]:
+    """One login for one role: the officer and the user are never logged in together.
+
+    Raises PinRejected; no second attempt is made.
+    """
+    try:
+        session.calls.login(session.handle, role, pin)
+    except CallFailed as error:
+        if error.answer.startswith("PIN_"):
+            whose = "security officer" if role is Role.SECURITY_OFFICER else "user"
+            raise PinRejected(f"the token refused the {whose}'s PIN; no second attempt was made") from error
+        raise
     try:
         yield
     finally:

@@ -22,19 +22,24 @@ _MAGIC = b"RJR"
 
 def dek_bytes(token_folder: Path, user_pin: str, wrapped_blob: bytes, master_label: str) -> bytes:
     """The 32 bytes of a wrapped DEK. Raises LookupError if the folder holds no such master or the PIN is another."""
+    return aes_key_unwrap(master_bytes(token_folder, user_pin, master_label), wrapped_blob)
+
+
+def master_bytes(token_folder: Path, user_pin: str, master_label: str) -> bytes:
+    """The 32 bytes of a ring master. Raises LookupError as `dek_bytes` does."""
     key = _token_key(token_folder, user_pin)
     for path in sorted(token_folder.rglob("*.object")):
-        attributes = dict(_attributes(path.read_bytes()))
-        if path.name == "token.object" or not attributes.get(LABEL) or not attributes.get(VALUE):
+        found = dict(attributes(path.read_bytes()))
+        if path.name == "token.object" or not found.get(LABEL) or not found.get(VALUE):
             continue
-        if _decrypt(key, attributes[LABEL]) == master_label.encode():
-            return aes_key_unwrap(_decrypt(key, attributes[VALUE]), wrapped_blob)
+        if _decrypt(key, found[LABEL]) == master_label.encode():
+            return _decrypt(key, found[VALUE])
     raise LookupError(f"no {master_label} in {token_folder}")
 
 
 def _token_key(token_folder: Path, user_pin: str) -> bytes:
     token = next(token_folder.rglob("token.object"))
-    blob = dict(_attributes(token.read_bytes()))[USER_PIN]
+    blob = dict(attributes(token.read_bytes()))[USER_PIN]
     salt, sealed = blob[:8], blob[8:]
     derived = hashlib.sha256(salt + user_pin.encode()).digest()
     for _ in range(1500 + salt[-1] - 1):
@@ -51,7 +56,7 @@ def _decrypt(key: bytes, sealed: bytes) -> bytes:
     return remover.update(decryptor.update(sealed[16:]) + decryptor.finalize()) + remover.finalize()
 
 
-def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
     """Every byte-string attribute of an object file; the others are passed over."""
     at = 8  # the generation number
 
