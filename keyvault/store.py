@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from hashlib import sha256
 from typing import Any
@@ -19,6 +20,8 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     Uuid,
+    bindparam,
+    column,
     delete,
     func,
     insert,
@@ -30,6 +33,7 @@ from sqlalchemy.exc import IntegrityError
 
 from keyvault.database import Transaction, metadata
 from keyvault.errors import RecordTampered, RowChanged
+from keyvault.hsm import RingMaster
 from keyvault.records import KeyRef, RingVersion, Tombstone, WrappedKey, canonical
 from keyvault.states import KeyState
 
@@ -67,6 +71,17 @@ wrapped_key = Table(
 # What a re-wrap still has to do, page by page; and what no other site has vouched for yet.
 Index("ix_wrapped_key_ring", wrapped_key.c.ring, wrapped_key.c.ring_version, wrapped_key.c.dek_id)
 Index("ix_wrapped_key_unsynced", wrapped_key.c.dek_id, postgresql_where=wrapped_key.c.synced != wrapped_key.c.row_version)
+
+_MOVED: Mapping[str, Any] = {
+    "dek_id": Uuid,
+    "old_version": Integer,
+    "old_mac": LargeBinary,
+    "ring_version": Integer,
+    "blob": LargeBinary,
+    "row_version": Integer,
+    "mac": LargeBinary,
+}
+"""What one statement that moves many keys is given, a list of each."""
 
 tombstone = Table(
     "tombstone",
@@ -110,6 +125,55 @@ class KeyStore:
         if transaction.execute(update(wrapped_key).where(unchanged).values(_key_row(new))).rowcount != 1:
             raise RowChanged(f"key {old.ref.id} was changed by another transaction")
 
+    def keys_under(self, transaction: Transaction, master: RingMaster, first: UUID, last: UUID, limit: int) -> list[WrappedKey]:
+        """A page of the keys that this master wraps, by id from `first` to `last`, both in it.
+
+        A state that is none reads as DESTROYED: its MAC does not hold.
+        """
+        c = wrapped_key.c
+        under = (c.ring == master.ring) & (c.ring_version == master.version) & c.dek_id.between(first, last)
+        return [
+            _key(row, lenient=True) for row in transaction.execute(select(wrapped_key).where(under).order_by(c.dek_id).limit(limit))
+        ]
+
+    def move_keys(self, transaction: Transaction, moves: Sequence[tuple[WrappedKey, WrappedKey]]) -> set[UUID]:
+        """Compare and swap of many, old and new, in one statement: only what wraps a key changes, and nothing of whom it is.
+
+        Returns the ids of those that still were as `old`; the others stay as somebody else left them.
+        """
+        c = wrapped_key.c
+        columns = {
+            "dek_id": [old.ref.id for old, _ in moves],
+            "old_version": [old.row_version for old, _ in moves],
+            "old_mac": [old.mac for old, _ in moves],
+            "ring_version": [new.ref.ring_version for _, new in moves],
+            "blob": [new.blob for _, new in moves],
+            "row_version": [new.row_version for _, new in moves],
+            "mac": [new.mac for _, new in moves],
+        }
+        given = [bindparam(name, columns[name], type_=ARRAY(kind)) for name, kind in _MOVED.items()]
+        new = func.unnest(*given).table_valued(*(column(name, kind) for name, kind in _MOVED.items())).render_derived("new")
+        unchanged = (c.dek_id == new.c.dek_id) & (c.row_version == new.c.old_version) & (c.mac == new.c.old_mac)
+        changed = {name: new.c[name] for name in ("ring_version", "blob", "row_version", "mac")}
+        return set(transaction.scalars(update(wrapped_key).where(unchanged).values(changed).returning(c.dek_id)))
+
+    def references(self, transaction: Transaction, ring: str) -> dict[int, int]:
+        """How many stored keys each of the ring's versions wraps, without those that wrap none."""
+        c = wrapped_key.c
+        counted = select(c.ring_version, func.count().label("held")).where(c.ring == ring).group_by(c.ring_version)
+        return {row.ring_version: row.held for row in transaction.execute(counted)}
+
+    def rings(self, transaction: Transaction) -> list[str]:
+        """The names of every ring that has a version."""
+        return list(transaction.scalars(select(ring_version.c.ring).distinct().order_by(ring_version.c.ring)))
+
+    def hold_ring_version(self, transaction: Transaction, master: RingMaster) -> RingVersion | None:
+        """This version; until `transaction` ends, nobody else changes it."""
+        c = ring_version.c
+        query = select(ring_version).where((c.ring == master.ring) & (c.version == master.version)).with_for_update(read=True)
+        row = transaction.execute(query).one_or_none()
+        return None if row is None else _ring(row)
+
     def add_ring_version(self, transaction: Transaction, version: RingVersion) -> bool:
         """Insert a new ring version; False, and nothing is written, if its number was used before.
 
@@ -121,19 +185,7 @@ class KeyStore:
     def ring_versions(self, transaction: Transaction, ring: str) -> list[RingVersion]:
         """Every version of the ring, oldest first."""
         query = select(ring_version).where(ring_version.c.ring == ring).order_by(ring_version.c.version)
-        return [
-            RingVersion(
-                row.ring,
-                row.version,
-                _state(row.state),
-                row.created_at,
-                row.destroy_at,
-                row.reason,
-                row.row_version,
-                bytes(row.mac),
-            )
-            for row in transaction.execute(query)
-        ]
+        return [_ring(row) for row in transaction.execute(query)]
 
     def replace_ring_version(self, transaction: Transaction, old: RingVersion, new: RingVersion) -> None:
         """Compare and swap: `new` stands only if the row is still `old`. Raises RowChanged; nothing is written then."""
@@ -237,6 +289,11 @@ def _state(text: str) -> KeyState:
         return KeyState(text)
     except ValueError:
         raise RecordTampered("a stored key state is none that Glottis writes") from None
+
+
+def _ring(row: Row[Any]) -> RingVersion:
+    kept = (row.destroy_at, row.reason, row.row_version, bytes(row.mac))
+    return RingVersion(row.ring, row.version, _state(row.state), row.created_at, *kept)
 
 
 def _ring_row(version: RingVersion) -> dict[str, Any]:
