@@ -155,3 +155,17 @@ class ClientMissing(ServiceError):
 
     code = "client_missing"
     fix = "`glottis clients list` shows who is registered."
+
+
+class OfficerKeyRefused(ServiceError):
+    """This is not a key that an officer can sign with."""
+
+    code = "officer_key_refused"
+    fix = "Use a P-256 key file of your own (chmod 600); `glottis officers new NAME --key FILE` makes one."
+
+
+class RosterUnreadable(ServiceError):
+    """The roster could not be read."""
+
+    code = "roster_unreadable"
+    fix = "Name the cluster's roster with --roster FILE; each site keeps it as `roster` in its state folder."

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_der_public_key
 
@@ -40,3 +40,9 @@ def verify_p256(public_key: bytes, data: bytes, signature: bytes) -> None:
         key.verify(encode_dss_signature(r, s), data, ec.ECDSA(SHA256()))
     except InvalidSignature as error:
         raise SignatureInvalid from error
+
+
+def low_s(der: bytes) -> bytes:
+    """An ECDSA signature over P-256 as DER has it, in the one form that `verify_p256` takes."""
+    r, s = decode_dss_signature(der)
+    return r.to_bytes(32, "big") + min(s, _ORDER - s).to_bytes(32, "big")
