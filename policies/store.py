@@ -227,6 +227,27 @@ class PolicyStore:
             raise RowChanged(f"{table.name}: changed meanwhile")
         return new
 
+    def voice_anywhere(self, transaction: Transaction, voice_id: UUID) -> Voice | None:
+        """This voice, whoever's it is: for the other site, which asks by key. Raises AuthorityRowTampered."""
+        row = transaction.execute(select(voice).where(voice.c.voice_id == voice_id)).one_or_none()
+        return None if row is None else self._read(row, Voice)
+
+    def take(self, transaction: Transaction, value: Consent | Voice) -> None:
+        """Write a row as another site has it, under this site's MAC, at the row version that it has there.
+
+        The caller read the present row in this transaction and found it older. Raises RowChanged if it was changed meanwhile.
+        """
+        table, key, _ = _KINDS[type(value)]
+        row = self._columns(value)
+        older = table.c.row_version <= value.row_version
+        statement = insert(table).values(row).on_conflict_do_update(index_elements=[key], set_=row, where=older)
+        if transaction.execute(statement.returning(table.c[key])).first() is None:
+            raise RowChanged(f"{table.name}: changed meanwhile")
+
+    def forget_voice(self, transaction: Transaction, voice_id: UUID) -> None:
+        """Delete the row of a voice that was erased. Idempotent."""
+        transaction.execute(delete(voice).where(voice.c.voice_id == voice_id))
+
     def consume(self, transaction: Transaction, token: VerifiedToken, proof: VerifiedProof) -> tuple[bool, bool]:
         """Use token and proof up, in one statement; each False if it was used before. A rolled-back transaction used neither."""
         guard = {"iss": token.issuer, "token_jti": token.jti, "token_expires_at": _time(token.expires_at)}

@@ -9,7 +9,7 @@ from datetime import datetime
 from enum import StrEnum
 from uuid import UUID
 
-from sqlalchemy import CheckConstraint, Column, DateTime, Integer, LargeBinary, Table, Text, Uuid, insert, select
+from sqlalchemy import CheckConstraint, Column, DateTime, Integer, LargeBinary, Table, Text, Uuid, delete, insert, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -73,6 +73,17 @@ class VoiceprintStore:
         kept = transaction.execute(insert(voiceprint).values(values).returning(voiceprint.c.kind)).all()
         if len(kept) != len(rows):
             raise VoiceprintsUnavailable("the database did not keep every row")
+
+    def rows(self, transaction: Transaction, voice: UUID) -> tuple[SealedRow, ...]:
+        """Whatever rows the voice has, by kind."""
+        query = select(voiceprint).where(voiceprint.c.voice_id == voice).order_by(voiceprint.c.kind)
+        return tuple(SealedRow(**{**row._mapping, "kind": RowKind(row.kind)}) for row in transaction.execute(query))
+
+    def replace(self, transaction: Transaction, voice: UUID, rows: Sequence[SealedRow]) -> None:
+        """Put `rows` in the place of whatever rows the voice has; none removes them. Raises VoiceprintsUnavailable as `add`."""
+        transaction.execute(delete(voiceprint).where(voiceprint.c.voice_id == voice))
+        if rows:
+            self.add(transaction, rows)
 
     def load(self, transaction: Transaction, tenant: str, voice: UUID) -> tuple[SealedRow, SealedRow]:
         """The voice's embedding and conditioning, in one query. Raises VoiceprintMissing unless both are there."""
