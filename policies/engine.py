@@ -18,7 +18,7 @@ from policies import errors
 from policies.authority import Client, ClientState, Voice, VoiceState
 from policies.consent import Consent, ConsentState
 from policies.errors import Denied, PolicySetInvalid
-from policies.grants import Purpose
+from policies.grants import OPENING, Purpose
 
 SHIPPED = Path(__file__).parent
 """The folder of the set that comes with this package: `schema.cedarschema`, `*.cedar`, `cases/*.json`."""
@@ -142,14 +142,14 @@ def _tenant(name: str) -> dict[str, Any]:
 
 
 def _resource(question: Question) -> dict[str, str]:
-    if question.purpose in (Purpose.SPEAK, Purpose.COMPARE):
+    if question.purpose in (*OPENING, Purpose.ERASE):
         return _reference("Voice", question.voice.voice_id if question.voice else "none")
     return _reference("Tenant", question.client.tenant)
 
 
 def _request(question: Question) -> dict[str, Any]:
     context: dict[str, Any] = {"purpose": question.purpose.value, "now": int(question.now)}
-    if question.purpose in (Purpose.SPEAK, Purpose.COMPARE, Purpose.ENROL) and question.consent is not None:
+    if question.purpose in (*OPENING, Purpose.ENROL) and question.consent is not None:
         consent = question.consent
         context["consent"] = {
             "tenant": _tenant(consent.tenant),

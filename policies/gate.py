@@ -37,7 +37,7 @@ from policies.errors import (
     VoiceMismatch,
     VoiceUnknown,
 )
-from policies.grants import Grant, Purpose, VerifiedProof, VerifiedToken
+from policies.grants import OPENING, Grant, Purpose, VerifiedProof, VerifiedToken
 from policies.intents import Facts, Intent, Intents, Outcome
 from policies.proofs import ProofVerifier, certificate_thumbprint
 from policies.store import PolicyStore, durable
@@ -178,9 +178,9 @@ def record_refusal(
 
 def require_rows(purpose: Purpose, authority: Authority) -> None:
     """The rows that this purpose is about exist. Raises VoiceUnknown, ConsentUnknown."""
-    if purpose in (Purpose.SPEAK, Purpose.COMPARE) and authority.voice is None:
+    if purpose in (*OPENING, Purpose.ERASE) and authority.voice is None:
         raise VoiceUnknown()
-    if purpose in (Purpose.SPEAK, Purpose.COMPARE, Purpose.ENROL) and authority.consent is None:
+    if purpose in (*OPENING, Purpose.ENROL) and authority.consent is None:
         raise ConsentUnknown()
 
 
@@ -225,7 +225,7 @@ def _known(authority: Authority, token: VerifiedToken) -> Client:
     if client.jkt != token.jkt:
         raise BindingMismatch("the client's DPoP key was replaced")
     require_rows(token.purpose, authority)
-    voice = authority.voice
+    voice = authority.voice if token.purpose in OPENING else None
     if voice is not None and (token.key is None or (voice.dek_id, voice.key_version) != (token.key.id, token.key.version)):
         raise VoiceKeyChanged()
     return client

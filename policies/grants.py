@@ -2,15 +2,25 @@
 
 A grant is made by the gate after its transaction committed. It carries the verified token and proof. It guards against
 accident; the guard against attack is the check itself, which the vault repeats at the moment of unwrapping.
+
+A maintenance grant is of another kind: officers approved one job on the voices that it names, no client asked, and it opens
+a voice only to seal it again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from enum import StrEnum
+from hashlib import sha256
+from typing import Never, Self
 from uuid import UUID
 
-from keyvault.records import KeyRef
+from keyvault.approvals import Approval, Operation
+from keyvault.records import KeyRef, canonical
+from keyvault.sync.roster import Roster
+from keyvault.sync.signatures import Verify
 from policies.errors import GrantExpired, GrantMismatch
 
 
@@ -22,6 +32,11 @@ class Purpose(StrEnum):
     ENROL = "enrol"
     CONSENT = "consent"
     READ = "read"
+    ERASE = "erase"
+
+
+OPENING = (Purpose.SPEAK, Purpose.COMPARE)
+"""The purposes that open a voice: they need its consent, and their token names its key."""
 
 
 @dataclass(frozen=True)
@@ -79,3 +94,68 @@ class Grant:
 
 CLOCK_TOLERANCE_S = 1
 """Tokens are minted and checked on the same clock or on two that agree to a second."""
+
+
+REKEY = "voices.rekey"
+"""The kind of the operation that officers approve for a new key of one batch of voices."""
+_DEVELOPMENT_JOB = timedelta(hours=1)
+
+
+def rekey_description(cluster: str, voices: Iterable[UUID]) -> bytes:
+    """What the officers approve: exactly these voices of this cluster. The operation's subject is its SHA-256."""
+    return canonical(REKEY, cluster, *sorted(set(voices)))
+
+
+@dataclass(frozen=True)
+class MaintenanceGrant:
+    """One approved job on one batch of voices: it opens each to seal it again, and nothing else.
+
+    Made by `approved` or `development` and by nobody else. `approved_by` names the people; it is empty in development.
+    """
+
+    job: str
+    voices: frozenset[UUID]
+    approved_by: tuple[str, ...]
+    expires_at: datetime
+
+    @classmethod
+    def approved(
+        cls,
+        roster: Roster,
+        operation: Operation,
+        approvals: Sequence[Approval],
+        voices: Iterable[UUID],
+        *,
+        now: datetime,
+        verify: Verify,
+    ) -> Self:
+        """The grant for an operation that M of N officers signed, for exactly `voices`.
+
+        Raises GrantMismatch for an operation about anything else, and what `Quorum.check` raises.
+        """
+        named = frozenset(voices)
+        wanted = sha256(rekey_description(roster.cluster, named)).digest()
+        if (operation.cluster, operation.kind, operation.subject) != (roster.cluster, REKEY, wanted):
+            raise GrantMismatch("the officers approved another operation than a new key for exactly these voices")
+        roster.quorum.check(operation, approvals, verify, now)
+        people = {approval.person for approval in approvals if approval.role == "approve"}
+        return cls(operation.digest.hex(), named, tuple(sorted(people)), operation.expires_at)
+
+    @classmethod
+    def development(cls, roster: Roster, job: str, voices: Iterable[UUID], *, now: datetime) -> Self:
+        """The grant of whoever runs a one-site development installation that asks no officer. Raises GrantMismatch elsewhere."""
+        if not roster.development or roster.threshold:
+            raise GrantMismatch("this roster has officers: they approve a new key for voices")
+        return cls(job, frozenset(voices), (), now + _DEVELOPMENT_JOB)
+
+    @property
+    def token(self) -> Never:
+        """There is none: whatever takes a request's grant refuses this one. Raises GrantMismatch."""
+        raise GrantMismatch("a maintenance grant speaks and compares for nobody")
+
+    def recheck(self, now: datetime, *, voice: UUID) -> None:
+        """The check at the moment of C_UnwrapKey. Raises GrantExpired, GrantMismatch."""
+        if now >= self.expires_at:
+            raise GrantExpired()
+        if voice not in self.voices:
+            raise GrantMismatch("the approved batch does not name this voice")

@@ -30,7 +30,7 @@ from policies.errors import (
     ProofReplayed,
 )
 from policies.gate import Refusals, key_details, record_refusal, refusal_details, require_rows
-from policies.grants import Purpose, VerifiedProof
+from policies.grants import OPENING, Purpose, VerifiedProof
 from policies.intents import Facts, Intent, Intents, Outcome
 from policies.proofs import ProofVerifier, certificate_thumbprint
 from policies.store import PolicyStore, durable
@@ -48,6 +48,7 @@ _MEMBERS: dict[Purpose, tuple[frozenset[str], frozenset[str]]] = {
     Purpose.ENROL: (frozenset({"consent"}), frozenset()),
     Purpose.CONSENT: (frozenset(), frozenset()),
     Purpose.READ: (frozenset(), frozenset()),
+    Purpose.ERASE: (frozenset({"voice"}), frozenset()),
 }
 """Members beside `type` and `actions`: those needed, those possible."""
 
@@ -221,7 +222,7 @@ class Minting:
             x5t_s256=client.cert_sha256,
             jkt=client.jkt,
             voice=wish.voice,
-            key=None if authority.voice is None else self._key_of(transaction, authority.voice),
+            key=self._key_of(transaction, authority.voice) if authority.voice and wish.purpose in OPENING else None,
             consent=wish.consent,
             text_sha256=wish.text_sha256,
             max_chars=wish.max_chars,

@@ -38,6 +38,7 @@ _BY_PURPOSE: Mapping[Purpose, frozenset[str]] = {
     Purpose.ENROL: frozenset({"consent"}),
     Purpose.CONSENT: frozenset(),
     Purpose.READ: frozenset(),
+    Purpose.ERASE: frozenset({"voice"}),
 }
 _SHA256_HEX = re.compile(r"[0-9a-f]{64}")
 _SHA256_BASE64URL = re.compile(r"[A-Za-z0-9_-]{43}")

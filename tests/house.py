@@ -41,6 +41,7 @@ PATHS = {
     Purpose.ENROL: "/v1/voices",
     Purpose.CONSENT: "/v1/consents",
     Purpose.READ: "/v1/voices",
+    Purpose.ERASE: "/v1/voices/one",
 }
 TEXT = "The quick brown fox."
 
@@ -197,7 +198,7 @@ class House:
     def call(self, device: Device, token: str, purpose: Purpose, voice: UUID | None = None, **changes: Any) -> Call:
         """The honest call with this token, with a fresh proof, changed as the test wants."""
         path = PATHS[purpose]
-        method = "GET" if purpose is Purpose.READ else "POST"
+        method = {Purpose.READ: "GET", Purpose.ERASE: "DELETE"}.get(purpose, "POST")
         call: dict[str, Any] = {
             "method": method,
             "path": path,

@@ -17,7 +17,7 @@ from keyvault.keys import VoiceKeys
 from keyvault.locked import LockedBuffer
 from keyvault.records import KeyRef, WrappedKey
 from policies.errors import GrantMismatch
-from policies.grants import Grant, Purpose
+from policies.grants import OPENING, Grant
 from voiceprints.embedding import BYTES, SIZE, Vector, checked_embedding
 from voiceprints.memory import LockedMemory, Scratch
 from voiceprints.sealing import count, open_into
@@ -27,7 +27,6 @@ SCRATCH_BYTES = 2 << 20
 """Room for arrays that hold a voice's numbers while it speaks."""
 
 _ALIGNED = 128  # what two views lose to alignment
-_OPENS = frozenset({Purpose.SPEAK, Purpose.COMPARE})
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class OpenVoices:
         GrantExpired, VoiceprintMissing, VoiceprintsUnavailable, LockedMemoryExhausted, and from the key vault RecordTampered,
         KeyStateForbids, KeyNotFound, UnwrapRejected, SealBroken, HsmUnavailable. Nothing is open then.
         """
-        if grant.token.purpose not in _OPENS:
+        if grant.token.purpose not in OPENING:
             raise GrantMismatch(f"a grant to {grant.token.purpose} opens no voice")
         grant.require(grant.token.purpose, voice=voice)
         tenant = grant.token.tenant

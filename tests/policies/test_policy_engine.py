@@ -135,6 +135,9 @@ def test_whatever_the_data_no_tenant_is_crossed_and_nothing_is_used_without_cons
         assert voice.state is VoiceState.ACTIVE
         assert consent is not None
         assert question.purpose.value in consent.purposes
+    if question.purpose is Purpose.ERASE:
+        assert voice is not None
+        assert voice.tenant == client.tenant
     if question.purpose in (Purpose.SPEAK, Purpose.COMPARE, Purpose.ENROL):
         assert consent is not None
         assert consent.tenant == client.tenant
