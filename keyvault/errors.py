@@ -50,6 +50,13 @@ class KeyNotFound(KeyVaultError):
     fix = "Name a key version that exists; another version is never used instead."
 
 
+class MasterMissing(KeyNotFound):
+    """The token does not hold a master key that stored keys need."""
+
+    code = "master_missing"
+    fix = "Bring back the token that held it, or restore its backup; no new key is made in its place."
+
+
 class KeyStateForbids(KeyVaultError):
     """The key's state does not allow this operation."""
 

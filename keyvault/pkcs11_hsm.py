@@ -1,4 +1,4 @@
-"""`Hsm` over PKCS#11: keys are named, borrowed sessions do the work, plaintext passes by pointer."""
+"""`SiteHsm` over PKCS#11: keys are named, borrowed sessions do the work, plaintext passes by pointer."""
 
 from __future__ import annotations
 
@@ -7,14 +7,24 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from keyvault.errors import CallFailed, HsmUnavailable, KeyNotFound, SealBroken, UnwrapRejected
-from keyvault.hsm import KeyName, NewDek, OpenDek, RingMaster
-from keyvault.locked import LockedBuffer
-from keyvault.pkcs11_names import LOST_KEY, LOST_SESSION, Answer, Attribute, Mechanism, ObjectClass
-from keyvault.pkcs11_raw import GCM_NONCE, GCM_TAG, Template
+from keyvault import pkcs11_objects
+from keyvault.errors import HsmUnavailable, KeyNotFound, SealBroken
+from keyvault.hsm import Canary, KeyName, NewDek, OpenDek, RingMaster
+from keyvault.pkcs11_deks import (
+    OpeningDek,
+    SealingDek,
+    SessionCanary,
+    destroy_key,
+    generate_wrapped,
+    open_sealed,
+    seal,
+    unwrap,
+)
+from keyvault.pkcs11_names import Attribute, Mechanism, ObjectClass
+from keyvault.pkcs11_raw import GCM_NONCE, GCM_TAG
 from keyvault.pkcs11_start import Module, Token, TokenConfig, TokenSession, starting_alone
-from keyvault.refusals import audit, probe
-from keyvault.templates import DEK_OPENING, DEK_REWRAPPING, DEK_SEALING, KEYS, KeyPlan
+from keyvault.refusals import Held, audit, probe
+from keyvault.templates import CANARY, DEK_OPENING, DEK_REWRAPPING, DEK_SEALING, DEK_SIGNING, KEYS, KeyPlan
 
 # SubjectPublicKeyInfo up to the key itself: RFC 5480 (P-256, uncompressed point) and RFC 8410 (Ed25519).
 _SPKI_P256 = bytes.fromhex("3059301306072a8648ce3d020106082a8648ce3d030107034200")
@@ -23,78 +33,74 @@ _P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 
 
 class Pkcs11Hsm:
-    """One token behind the `Hsm` protocol. Made by `open`; methods may be called from any thread of this process."""
+    """One token behind the `SiteHsm` protocol. Made by `open`; methods may be called from any thread of this process."""
 
-    def __init__(self, token: Token, masters: tuple[RingMaster, ...], names: frozenset[str]) -> None:
+    def __init__(self, token: Token, found: Held) -> None:
         self._token = token
-        self._masters = masters
-        self._names = names
+        self._found = found
 
     @classmethod
-    def open(cls, config: TokenConfig, pin: str, *, expected_masters: Sequence[RingMaster]) -> Pkcs11Hsm:
+    def open(
+        cls,
+        config: TokenConfig,
+        pin: str,
+        *,
+        expected_masters: Sequence[RingMaster],
+        required_masters: Sequence[RingMaster] | None = None,
+    ) -> Pkcs11Hsm:
         """Start the module, log in once, audit the token and probe what must be refused.
 
-        Raises HsmUnavailable, PinRejected, and PromiseBroken where the token holds another TRUSTED object than
-        `expected_masters`, two keys under one name, or allows what a template forbids. The module is stopped then.
+        `required_masters` are all of `expected_masters` unless given. Raises HsmUnavailable, PinRejected, MasterMissing, and
+        PromiseBroken where the token holds a TRUSTED object beyond `expected_masters` or an object that is none of ours, two
+        keys under one name, or allows what a template forbids. The module is stopped then.
         """
         with starting_alone(config.folder):
             module = Module(config.module, config.folder)
             try:
                 token = Token(module, config, pin)
-                masters = tuple(sorted(expected_masters))
-                session = token.open_session()
-                names = audit(session, masters)
-                for master in masters:
-                    probe(session, master)
-                session.close()
+                found = _examined(token, expected_masters, required_masters, probed=())
             except BaseException:
                 module.stop()
                 raise
-        return cls(token, masters, names)
+        return cls(token, found)
 
     def masters(self) -> tuple[RingMaster, ...]:
-        return self._masters
+        return self._found.masters
+
+    def refresh(self, allowed: Sequence[RingMaster], required: Sequence[RingMaster]) -> None:
+        self._found = _examined(self._token, allowed, required, probed=self._found.masters)
 
     @contextmanager
     def new_dek(self, master: RingMaster) -> Iterator[NewDek]:
         self._require(master)
 
         def make(session: TokenSession) -> tuple[int, bytes]:
-            key = session.calls.generate_key(session.handle, Mechanism.AES_KEY_GEN, DEK_SEALING)
-            try:
-                return key, session.calls.wrap(session.handle, _master(session, master), key)
-            except CallFailed:
-                session.calls.destroy(session.handle, key)
-                raise
+            return generate_wrapped(session, _master(session, master), DEK_SEALING)
 
         key, wrapped = self._token.run(make)
-        try:
-            yield _NewDek(self._token, key, wrapped)
-        finally:
-            _destroy(self._token, key)
+        with self._lent(key):
+            yield SealingDek(self._token, key, wrapped)
 
     @contextmanager
     def open_dek(self, master: RingMaster, wrapped: bytes, check: Callable[[], None] | None = None) -> Iterator[OpenDek]:
         self._require(master)
 
-        def unwrap(session: TokenSession) -> int:
+        def checked(session: TokenSession) -> int:
             wrapping = _master(session, master)
             if check is not None:
                 check()
-            return _unwrap(session, wrapping, wrapped, DEK_OPENING)
+            return unwrap(session, wrapping, wrapped, DEK_OPENING)
 
-        key = self._token.run(unwrap)
-        try:
-            yield _OpenDek(self._token, key)
-        finally:
-            _destroy(self._token, key)
+        key = self._token.run(checked)
+        with self._lent(key):
+            yield OpeningDek(self._token, key)
 
     def rewrap(self, wrapped: bytes, source: RingMaster, target: RingMaster) -> bytes:
         self._require(source)
         self._require(target)
 
         def move(session: TokenSession) -> bytes:
-            key = _unwrap(session, _master(session, source), wrapped, DEK_REWRAPPING)
+            key = unwrap(session, _master(session, source), wrapped, DEK_REWRAPPING)
             try:
                 return session.calls.wrap(session.handle, _master(session, target), key)
             finally:
@@ -127,7 +133,7 @@ class Pkcs11Hsm:
         source = ctypes.c_char_p(plaintext)
         address = ctypes.cast(source, ctypes.c_void_p).value or 0
         return self._token.run(
-            lambda session: _seal(session, _known(session, key.value), aad, address, len(plaintext)),
+            lambda session: seal(session, _known(session, key.value), aad, address, len(plaintext)),
         )
 
     def unseal(self, key: KeyName, sealed: bytes, aad: bytes) -> bytes:
@@ -137,11 +143,49 @@ class Pkcs11Hsm:
             raise SealBroken("sealed data is too short")
         target = (ctypes.c_ubyte * length)()
         address = ctypes.addressof(target)
-        self._token.run(lambda session: _open(session, _known(session, key.value), sealed, aad, address, length))
+        self._token.run(lambda session: open_sealed(session, _known(session, key.value), sealed, aad, address, length))
         return bytes(target)
 
     def random(self, length: int) -> bytes:
         return self._token.run(lambda session: session.calls.random(session.handle, length))
+
+    def held(self) -> dict[str, tuple[str, ...]]:
+        return self._token.run(pkcs11_objects.held)
+
+    @contextmanager
+    def new_canary(self, master: RingMaster) -> Iterator[Canary]:
+        self._require(master)
+
+        def make(session: TokenSession) -> tuple[int, bytes]:
+            return generate_wrapped(session, _master(session, master), CANARY)
+
+        key, blob = self._token.run(make)
+        with self._lent(key):
+            yield SessionCanary(self._token, key, blob)
+
+    @contextmanager
+    def open_canary(self, master: RingMaster, blob: bytes) -> Iterator[Canary]:
+        self._require(master)
+        key = self._token.run(lambda session: unwrap(session, _master(session, master), blob, DEK_SIGNING))
+        with self._lent(key):
+            yield SessionCanary(self._token, key, blob)
+
+    def dek_mac(self, master: RingMaster, wrapped: bytes, data: bytes) -> bytes:
+        with self.open_canary(master, wrapped) as dek:
+            return dek.mac(data)
+
+    def anchors(self) -> tuple[bytes, ...]:
+        return tuple(self._token.run(pkcs11_objects.anchors).values())
+
+    def replace_anchors(self, anchor: bytes) -> None:
+        self._token.run(lambda session: pkcs11_objects.replace_anchors(session, anchor))
+
+    def destroy_master(self, master: RingMaster) -> None:
+        kept = tuple(served for served in self._found.masters if served != master)
+        self._found = Held(kept, self._found.names - {master.label})  # nothing new begins with it
+        self._token.run(lambda session: pkcs11_objects.destroy_master(session, master))
+        with self._token.new_session() as session:
+            pkcs11_objects.require_gone(session, master)
 
     def close(self) -> None:
         self._token.close()
@@ -150,44 +194,33 @@ class Pkcs11Hsm:
         plan = KEYS[name]
         if plan.mechanism not in mechanisms:
             raise KeyNotFound(f"{name} is not a key for this")
-        if name.value not in self._names:
+        if name.value not in self._found.names:
             raise KeyNotFound(f"this token holds no key {name}")
         return plan
 
     def _require(self, master: RingMaster) -> None:
-        if master not in self._masters:
+        if master not in self._found.masters:
             raise KeyNotFound(f"this token does not serve {master.label}")
 
-
-class _NewDek:
-    """`NewDek` over a session object's handle."""
-
-    def __init__(self, token: Token, key: int, wrapped: bytes) -> None:
-        self._token = token
-        self._key = key
-        self.wrapped = wrapped
-
-    def seal(self, plaintext: LockedBuffer, length: int, aad: bytes) -> bytes:
-        if not 0 < length <= plaintext.size:
-            raise ValueError(f"cannot seal {length} bytes of {plaintext!r}")
-        return self._token.run(lambda session: _seal(session, self._key, aad, plaintext.address, length))
+    @contextmanager
+    def _lent(self, key: int) -> Iterator[None]:
+        """A session key until the block ends."""
+        try:
+            yield
+        finally:
+            destroy_key(self._token, key)
 
 
-class _OpenDek:
-    """`OpenDek` over a session object's handle."""
-
-    def __init__(self, token: Token, key: int) -> None:
-        self._token = token
-        self._key = key
-
-    def open_into(self, sealed: bytes, aad: bytes, target: LockedBuffer, offset: int = 0) -> int:
-        length = len(sealed) - GCM_NONCE - GCM_TAG
-        if length <= 0:
-            raise SealBroken("sealed data is too short")
-        if offset < 0 or offset + length > target.size:
-            raise ValueError(f"{length} bytes do not fit at {offset} of {target!r}")
-        self._token.run(lambda session: _open(session, self._key, sealed, aad, target.address + offset, length))
-        return length
+def _examined(
+    token: Token, allowed: Sequence[RingMaster], required: Sequence[RingMaster] | None, *, probed: Sequence[RingMaster]
+) -> Held:
+    """Audit the token in a session of its own, and probe the masters that were not probed before."""
+    with token.new_session() as session:
+        found = audit(session, allowed, required)
+        for master in found.masters:
+            if master not in probed:
+                probe(session, master)
+        return found
 
 
 def public_key(session: TokenSession, name: KeyName) -> bytes:
@@ -207,53 +240,6 @@ def _known(session: TokenSession, label: str, kind: ObjectClass = ObjectClass.SE
 
 def _master(session: TokenSession, master: RingMaster) -> int:
     return _known(session, master.label, trusted=True)
-
-
-def _unwrap(session: TokenSession, wrapping: int, wrapped: bytes, template: Template) -> int:
-    try:
-        return session.calls.unwrap(session.handle, wrapping, wrapped, template)
-    except CallFailed as error:
-        if error.answer in LOST_SESSION | LOST_KEY:
-            raise
-        raise UnwrapRejected(f"the token refused to unwrap: {error.answer}") from error
-
-
-def _seal(session: TokenSession, key: int, aad: bytes, address: int, length: int) -> bytes:
-    # Random nonces: one key seals few rows, far from the 2^32 of SP 800-38D section 8.3.
-    nonce = session.calls.random(session.handle, GCM_NONCE)
-    return nonce + session.calls.encrypt(session.handle, key, nonce, aad, address, length)
-
-
-def _open(session: TokenSession, key: int, sealed: bytes, aad: bytes, address: int, length: int) -> None:
-    """Decrypt `length` bytes to `address`; zeros stand there after any failure.
-
-    Modules may want room for the tag too (SoftHSM does) and own all of the room they are given, so they get a locked page of
-    their own, overwritten at once, and nothing is ever written beside the caller's range.
-    """
-    ctypes.memset(address, 0, length)
-    nonce, body, room = sealed[:GCM_NONCE], sealed[GCM_NONCE:], length + GCM_TAG
-    with LockedBuffer(room) as page:
-        try:
-            opened = session.calls.decrypt(session.handle, key, nonce, aad, body, page.address, room)
-        except CallFailed as error:
-            if error.function != "C_Decrypt" or error.answer in LOST_SESSION | LOST_KEY:
-                raise
-            # SoftHSM says GENERAL_ERROR for a wrong tag, so a module's fault here reads as broken data: closed either way.
-            raise SealBroken() from error
-        if opened != length:
-            raise SealBroken(f"{opened} bytes came out of {length}")
-        ctypes.memmove(address, page.address, length)
-
-
-def _destroy(token: Token, key: int) -> None:
-    def destroy(session: TokenSession) -> None:
-        try:
-            session.calls.destroy(session.handle, key)
-        except CallFailed as error:
-            if error.answer != Answer.OBJECT_HANDLE_INVALID.name:  # gone already, with the session that made it
-                raise
-
-    token.run(destroy)
 
 
 def _low_s(signature: bytes) -> bytes:

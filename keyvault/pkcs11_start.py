@@ -131,7 +131,8 @@ class TokenSession:
             if not found:
                 raise KeyNotFound(f"the token holds no key {label!r}")
             if len(found) > 1:
-                raise PromiseBroken(f"{len(found)} keys stand under the one name {label!r}")
+                ids = ", ".join(self.calls.read(self.handle, key, Attribute.ID).hex() or "none" for key in found)
+                raise PromiseBroken(f"{len(found)} keys stand under the one name {label!r} (ids {ids})")
             if trusted and self.calls.read(self.handle, found[0], Attribute.TRUSTED) != b"\x01":
                 raise PromiseBroken(f"{label!r} is not TRUSTED: it was not made by the security officer")
             self._keys[name] = found[0]
@@ -185,6 +186,15 @@ class Token:
         """A new session outside the pool, read-write; the caller closes it. Raises HsmUnavailable."""
         self._require_here()
         return self._module.session(self._token)
+
+    @contextmanager
+    def new_session(self) -> Iterator[TokenSession]:
+        """A session outside the pool until the block ends, which has found no key yet."""
+        session = self.open_session()
+        try:
+            yield session
+        finally:
+            session.close()
 
     def _require_here(self) -> None:
         if os.getpid() != self._pid:

@@ -7,38 +7,56 @@ right one that must succeed. A module that allows one is refused with the promis
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 
-from keyvault.errors import CallFailed, PromiseBroken
+from keyvault.errors import CallFailed, MasterMissing, PromiseBroken
 from keyvault.hsm import RingMaster
-from keyvault.pkcs11_names import LOST_SESSION, Attribute, KeyType, Mechanism, ObjectClass
+from keyvault.pkcs11_names import LOST_SESSION, Answer, Attribute, KeyType, Mechanism, ObjectClass
 from keyvault.pkcs11_raw import Template
 from keyvault.pkcs11_start import TokenSession
-from keyvault.templates import AES_BYTES, DEK, DEK_OPENING, DEK_SEALING, KEYS
+from keyvault.templates import AES_BYTES, ANCHOR_LABEL, DEK, DEK_OPENING, DEK_SEALING, KEYS
 
 TRUE, FALSE = b"\x01", b"\x00"
 _KEPT_INSIDE = ((Attribute.SENSITIVE, TRUE), (Attribute.EXTRACTABLE, FALSE), (Attribute.MODIFIABLE, FALSE))
 
 
-def audit(session: TokenSession, masters: Sequence[RingMaster]) -> frozenset[str]:
-    """The names of the keys in the token.
+_KINDS = frozenset({ObjectClass.SECRET_KEY, ObjectClass.PRIVATE_KEY, ObjectClass.PUBLIC_KEY})
 
-    Raises PromiseBroken unless the TRUSTED objects are exactly `masters`, each as made, and no name stands twice.
+
+@dataclass(frozen=True)
+class Held:
+    """What the audit found: the ring masters in order, and the names of every key."""
+
+    masters: tuple[RingMaster, ...]
+    names: frozenset[str]
+
+
+def audit(session: TokenSession, allowed: Sequence[RingMaster], required: Sequence[RingMaster] | None = None) -> Held:
+    """What the token holds. `required` is `allowed` unless given.
+
+    Raises PromiseBroken where a TRUSTED object is not one of `allowed`, was made otherwise, or a name stands twice, and where
+    an object of the token is none of ours; MasterMissing where one of `required` is not there.
     """
-    trusted = session.find({Attribute.TRUSTED: True})
-    found = Counter(_text(session, key, Attribute.LABEL) for key in trusted)
-    expected = {master.label for master in masters}
-    _require_single(found)
-    if set(found) != expected:
-        raise PromiseBroken(f"TRUSTED objects are {sorted(found)}, expected {sorted(expected)}: no other may export a voice's key")
-    for key in trusted:
+    by_label = {master.label: master for master in allowed}
+    trusted = _by_label(session, session.find({Attribute.TRUSTED: True}))
+    _require_single(session, trusted)
+    unknown = {label: found for label, found in trusted.items() if label not in by_label}
+    if unknown:
+        raise PromiseBroken(f"TRUSTED objects that nobody allowed: {_named(session, unknown)}; one more may export a voice's key")
+    for key, *_ in trusted.values():
         _audit_master(session, key)
-    return _audit_names(session, expected)
+    names = _audit_names(session, frozenset(by_label))
+    missing = sorted({master.label for master in (allowed if required is None else required)} - set(trusted))
+    if missing:
+        raise MasterMissing(f"the token does not hold {', '.join(missing)}")
+    _audit_objects(session, names | trusted.keys())
+    return Held(tuple(sorted(by_label[label] for label in trusted)), names)
 
 
 def _audit_master(session: TokenSession, key: int) -> None:
-    label = _text(session, key, Attribute.LABEL)
+    label = text(session, key, Attribute.LABEL)
     only_key_wrap = int(Mechanism.AES_KEY_WRAP).to_bytes(8, sys.byteorder)
     for attribute, wanted in (
         *_KEPT_INSIDE,
@@ -53,38 +71,61 @@ def _audit_master(session: TokenSession, key: int) -> None:
             raise PromiseBroken(f"{label} does not have {attribute.name} as its template says")
 
 
-def _audit_names(session: TokenSession, masters: set[str]) -> frozenset[str]:
+def _audit_names(session: TokenSession, masters: frozenset[str]) -> frozenset[str]:
     """Every key under one of our names: one only, and none that could leave or be changed."""
     names = {name.value for name in KEYS} | masters
-    found: Counter[str] = Counter()
+    found: dict[str, list[int]] = {}
     for kind in (ObjectClass.SECRET_KEY, ObjectClass.PRIVATE_KEY):
-        for key in session.find({Attribute.CLASS: kind}):
-            label = _text(session, key, Attribute.LABEL)
-            if label not in names:
-                continue
-            found[label] += 1
-            weak = [
-                attribute.name
-                for attribute, wanted in (
-                    (Attribute.SENSITIVE, TRUE),
-                    (Attribute.EXTRACTABLE, FALSE),
-                    (Attribute.MODIFIABLE, FALSE),
-                )
-                if session.calls.read(session.handle, key, attribute) != wanted
-            ]
-            if weak:
-                raise PromiseBroken(f"{label} could leave the token or be changed: {', '.join(weak)}")
-    _require_single(found)
+        ours = {label: keys for label, keys in _by_label(session, session.find({Attribute.CLASS: kind})).items() if label in names}
+        for label, keys in ours.items():
+            found.setdefault(label, []).extend(keys)
+    _require_single(session, found)
+    for label, (key, *_) in found.items():
+        weak = [name.name for name, wanted in _KEPT_INSIDE if session.calls.read(session.handle, key, name) != wanted]
+        if weak:
+            raise PromiseBroken(f"{label} could leave the token or be changed: {', '.join(weak)}")
     return frozenset(found)
 
 
-def _require_single(found: Counter[str]) -> None:
-    twice = sorted(label for label, count in found.items() if count > 1)
+def _audit_objects(session: TokenSession, names: AbstractSet[str]) -> None:
+    """Every object that stays in the token is a key under one of `names`, or an anchor."""
+    for key in session.find({Attribute.TOKEN: True}):
+        kind = int.from_bytes(session.calls.read(session.handle, key, Attribute.CLASS), sys.byteorder)
+        label = text(session, key, Attribute.LABEL)
+        if not ((kind in _KINDS and label in names) or (kind == ObjectClass.DATA and label == ANCHOR_LABEL)):
+            raise PromiseBroken(f"the token holds an object that is none of ours: {_named(session, {label: [key]})}")
+
+
+def _by_label(session: TokenSession, keys: Sequence[int]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for key in keys:
+        found.setdefault(text(session, key, Attribute.LABEL), []).append(key)
+    return found
+
+
+def _require_single(session: TokenSession, found: Mapping[str, Sequence[int]]) -> None:
+    twice = {label: keys for label, keys in found.items() if len(keys) > 1}
     if twice:
-        raise PromiseBroken(f"two keys stand under one name: {', '.join(twice)}")
+        raise PromiseBroken(f"more than one key stands under one name: {_named(session, twice)}")
 
 
-def _text(session: TokenSession, key: int, attribute: Attribute) -> str:
+def _named(session: TokenSession, found: Mapping[str, Sequence[int]]) -> str:
+    """Labels with the ids of their objects, for the one who must look."""
+    ids = {label: [_id(session, key) for key in keys] for label, keys in found.items()}
+    return "; ".join(f"{label!r} (ids {', '.join(ids[label])})" for label in sorted(ids))
+
+
+def _id(session: TokenSession, key: int) -> str:
+    try:
+        return session.calls.read(session.handle, key, Attribute.ID).hex() or "none"
+    except CallFailed as error:  # a data object has none, and says so
+        if error.answer != Answer.ATTRIBUTE_TYPE_INVALID.name:
+            raise
+        return "none"
+
+
+def text(session: TokenSession, key: int, attribute: Attribute) -> str:
+    """An attribute that is text, as text."""
     return session.calls.read(session.handle, key, attribute).decode(errors="replace")
 
 

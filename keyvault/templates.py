@@ -46,7 +46,10 @@ DEK: Template = {
     Attribute.COPYABLE: False,
     Attribute.MODIFIABLE: False,
 }
-"""A voice's key: this is also the master's UNWRAP_TEMPLATE. Free: ENCRYPT at birth, DECRYPT on opening, neither to re-wrap."""
+"""A voice's key: this is also the master's UNWRAP_TEMPLATE.
+
+Free are ENCRYPT (at birth), DECRYPT (on opening) and SIGN (to compare two sites); re-wrapping needs none of them.
+"""
 
 
 def _dek(*uses: Attribute) -> Template:
@@ -57,6 +60,23 @@ def _dek(*uses: Attribute) -> Template:
 DEK_SEALING: Template = {Attribute.VALUE_LEN: AES_BYTES, **_dek(Attribute.ENCRYPT)}
 DEK_OPENING: Template = _dek(Attribute.DECRYPT)
 DEK_REWRAPPING: Template = _dek()
+DEK_SIGNING: Template = _dek(Attribute.SIGN)
+CANARY: Template = {Attribute.VALUE_LEN: AES_BYTES, **DEK_SIGNING}
+
+ANCHOR_LABEL = "sync-anchor"
+
+
+def anchor_object(anchor: bytes) -> Template:
+    """A private data object in the token: what a site agreed to last, out of reach of whoever restores its database."""
+    return {
+        Attribute.CLASS: ObjectClass.DATA,
+        Attribute.TOKEN: True,
+        Attribute.PRIVATE: True,
+        Attribute.LABEL: ANCHOR_LABEL,
+        Attribute.VALUE: anchor,
+        Attribute.MODIFIABLE: False,
+    }
+
 
 MASTER_BY_USER: Template = {
     Attribute.TOKEN: True,

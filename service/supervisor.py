@@ -29,6 +29,7 @@ NEVER_AGAIN = frozenset(
         "audit_diverged",
         "audit_signing_failed",
         "hsm_promise_broken",
+        "master_missing",
         "settings_refused",
         "secret_refused",
         "half_made",

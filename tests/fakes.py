@@ -20,19 +20,22 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap, aes_key_wrap
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from keyvault.errors import HsmUnavailable, KeyNotFound, SealBroken, UnwrapRejected
-from keyvault.hsm import KeyName, NewDek, OpenDek, RingMaster
+from keyvault.errors import HsmUnavailable, KeyNotFound, MasterMissing, PromiseBroken, SealBroken, UnwrapRejected
+from keyvault.hsm import Canary, KeyName, NewDek, OpenDek, RingMaster
 from keyvault.locked import LockedBuffer
 
 _P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+ATTRIBUTES = ("EXTRACTABLE=0", "MODIFIABLE=0", "SENSITIVE=1", "TRUSTED=1")
 _SIGNERS = (KeyName.TOKEN_SIGNER, KeyName.PROVENANCE_SIGNER, KeyName.SITE_IDENTITY, KeyName.CERTIFICATE_AUTHORITY)
 
 
 class FakeHsm:
-    """An `Hsm` in software, for faults that a real token cannot be made to show: set `fault`, and every call raises it."""
+    """A `SiteHsm` in software, for faults that a real token cannot be made to show: set `fault`, and every call raises it."""
 
     def __init__(self, masters: Sequence[RingMaster] = (RingMaster("main", 1),)) -> None:
-        self._masters = {master: os.urandom(32) for master in sorted(masters)}
+        self._token = {master: os.urandom(32) for master in sorted(masters)}
+        self._serving = tuple(sorted(masters))
+        self._anchors: tuple[bytes, ...] = ()
         self._secrets = {name: os.urandom(32) for name in (KeyName.RECORD_MAC, KeyName.AUDIT_PSEUDONYM, KeyName.AUDIT_DETAIL)}
         self._signers: dict[KeyName, ec.EllipticCurvePrivateKey] = {
             name: ec.generate_private_key(ec.SECP256R1()) for name in _SIGNERS
@@ -43,7 +46,7 @@ class FakeHsm:
         self.unwraps = 0
 
     def masters(self) -> tuple[RingMaster, ...]:
-        return tuple(self._masters)
+        return self._serving
 
     @contextmanager
     def new_dek(self, master: RingMaster) -> Iterator[NewDek]:
@@ -63,9 +66,7 @@ class FakeHsm:
     def mac(self, key: KeyName, data: bytes) -> bytes:
         self._answer()
         if key is KeyName.RECORD_MAC:
-            cmac = CMAC(AES(self._secrets[key]))
-            cmac.update(data)
-            return cmac.finalize()
+            return _cmac(self._secrets[key], data)
         if key is KeyName.AUDIT_PSEUDONYM:
             return hmac.new(self._secrets[key], data, hashlib.sha256).digest()
         raise KeyNotFound(f"{key} is not a key for this")
@@ -100,12 +101,65 @@ class FakeHsm:
         self._answer()
         return os.urandom(length)
 
+    def held(self) -> dict[str, tuple[str, ...]]:
+        self._answer()
+        return {master.label: ATTRIBUTES for master in self._token}
+
+    def refresh(self, allowed: Sequence[RingMaster], required: Sequence[RingMaster]) -> None:
+        self._answer()
+        beyond, missing = set(self._token) - set(allowed), set(required) - set(self._token)
+        if beyond:
+            raise PromiseBroken(f"TRUSTED objects that nobody allowed: {sorted(master.label for master in beyond)}")
+        if missing:
+            raise MasterMissing(f"the token does not hold {sorted(master.label for master in missing)}")
+        self._serving = tuple(sorted(self._token))
+
+    @contextmanager
+    def new_canary(self, master: RingMaster) -> Iterator[Canary]:
+        key = AESGCM.generate_key(256)
+        yield _FakeCanary(self, key, aes_key_wrap(self._master(master), key))
+
+    @contextmanager
+    def open_canary(self, master: RingMaster, blob: bytes) -> Iterator[Canary]:
+        yield _FakeCanary(self, self._unwrap(self._master(master), blob), blob)
+
+    def dek_mac(self, master: RingMaster, wrapped: bytes, data: bytes) -> bytes:
+        return _cmac(self._unwrap(self._master(master), wrapped), data)
+
+    def anchors(self) -> tuple[bytes, ...]:
+        self._answer()
+        return self._anchors
+
+    def replace_anchors(self, anchor: bytes) -> None:
+        self._answer()
+        self._anchors = (anchor,)
+
+    def destroy_master(self, master: RingMaster) -> None:
+        self._answer()
+        self.forget(master)
+
     def close(self) -> None:
         self._closed = True
 
+    def install(self, master: RingMaster, key: bytes | None = None) -> bytes:
+        """Put a master into the token, as officers do; it serves after `refresh`. Returns its key, for the other site's fake."""
+        self._token[master] = key or os.urandom(32)
+        return self._token[master]
+
+    def twin(self) -> FakeHsm:
+        """Another site's token: the same masters, every other key its own."""
+        other = FakeHsm(self._serving)
+        other._token = dict(self._token)
+        return other
+
     def forget(self, master: RingMaster) -> None:
         """Lose a master, as a token that was restored from an older state does."""
-        del self._masters[master]
+        self._token.pop(master, None)
+        self._serving = tuple(served for served in self._serving if served != master)
+
+    def plant_anchor(self, anchor: bytes) -> None:
+        """One more anchor object, as a crash between writing the new one and destroying the old one leaves it."""
+        self._anchors += (anchor,)
 
     def _answer(self) -> None:
         if self.fault is not None:
@@ -115,9 +169,9 @@ class FakeHsm:
 
     def _master(self, master: RingMaster) -> bytes:
         self._answer()
-        if master not in self._masters:
+        if master not in self._serving:
             raise KeyNotFound(f"this token does not serve {master.label}")
-        return self._masters[master]
+        return self._token[master]
 
     def _unwrap(self, wrapping: bytes, wrapped: bytes) -> bytes:
         self.unwraps += 1
@@ -146,6 +200,17 @@ class _FakeNewDek:
 
 
 @dataclass(frozen=True)
+class _FakeCanary:
+    _hsm: FakeHsm
+    _key: bytes
+    blob: bytes
+
+    def mac(self, data: bytes) -> bytes:
+        self._hsm._answer()
+        return _cmac(self._key, data)
+
+
+@dataclass(frozen=True)
 class _FakeOpenDek:
     _key: bytes
 
@@ -159,6 +224,12 @@ class _FakeOpenDek:
         plain = _decrypt(self._key, sealed, aad)
         ctypes.memmove(target.address + offset, plain, length)
         return length
+
+
+def _cmac(key: bytes, data: bytes) -> bytes:
+    cmac = CMAC(AES(key))
+    cmac.update(data)
+    return cmac.finalize()
 
 
 def _decrypt(key: bytes, sealed: bytes, aad: bytes) -> bytes:

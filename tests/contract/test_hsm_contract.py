@@ -1,4 +1,4 @@
-"""What the `Hsm` protocol promises, asked of a real SoftHSM token and of the fake: one list of tests for both."""
+"""What the `SiteHsm` protocol promises, asked of a real SoftHSM token and of the fake: one list of tests for both."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_der_public_key
 from fakes import FakeHsm
 
-from keyvault.errors import KeyNotFound, SealBroken, UnwrapRejected
-from keyvault.hsm import Hsm, KeyName, RingMaster
+from keyvault.errors import KeyNotFound, PromiseBroken, SealBroken, UnwrapRejected
+from keyvault.hsm import Hsm, KeyName, RingMaster, SiteHsm
 from keyvault.locked import LockedBuffer
 
 MASTER = RingMaster("main", 1)
@@ -23,7 +23,7 @@ P256_KEYS = (KeyName.TOKEN_SIGNER, KeyName.PROVENANCE_SIGNER, KeyName.SITE_IDENT
 
 
 @pytest.fixture(params=["fake", "softhsm"])
-def hsm(request: pytest.FixtureRequest) -> Hsm:
+def hsm(request: pytest.FixtureRequest) -> SiteHsm:
     return FakeHsm() if request.param == "fake" else request.getfixturevalue("serving_token").hsm
 
 
@@ -208,3 +208,80 @@ def test_nothing_is_no_detail(hsm: Hsm) -> None:
 def test_random_bytes_differ(hsm: Hsm) -> None:
     assert len({hsm.random(12) for _ in range(100)}) == 100
     assert len(hsm.random(1000)) == 1000
+
+
+# What hsm-sync/1 and the life of a master ask
+
+
+def test_held_names_every_master_with_what_two_sites_must_agree_on(hsm: SiteHsm) -> None:
+    held = hsm.held()
+    assert list(held) == [MASTER.label]
+    attributes = held[MASTER.label]
+    assert list(attributes) == sorted(attributes)
+    assert {"EXTRACTABLE=0", "MODIFIABLE=0", "SENSITIVE=1", "TRUSTED=1"} <= set(attributes)
+    assert not [text for text in attributes if text.startswith(("LOCAL", "ALWAYS_SENSITIVE"))]
+
+
+def test_refresh_serves_what_is_there_and_refuses_what_is_not(hsm: SiteHsm) -> None:
+    second = RingMaster("main", 2)
+    hsm.refresh(allowed=(MASTER, second), required=(MASTER,))
+    assert hsm.masters() == (MASTER,)
+    with pytest.raises(KeyNotFound, match="ring/main/2"):
+        hsm.refresh(allowed=(MASTER, second), required=(MASTER, second))
+    with pytest.raises(PromiseBroken, match="ring/main/1"):
+        hsm.refresh(allowed=(second,), required=())
+    assert hsm.masters() == (MASTER,)
+
+
+def test_refresh_works_while_keys_are_in_use(hsm: SiteHsm, voice: LockedBuffer) -> None:
+    with hsm.new_dek(MASTER) as dek, hsm.new_canary(MASTER) as canary, hsm.open_dek(MASTER, dek.wrapped) as other:
+        hsm.refresh(allowed=(MASTER,), required=(MASTER,))
+        with LockedBuffer(1024) as target:
+            assert other.open_into(dek.seal(voice, 1024, b""), b"", target) == 1024
+        assert len(canary.mac(b"")) == 16
+
+
+def test_a_canary_gives_the_same_mac_where_the_same_master_is(hsm: SiteHsm) -> None:
+    with hsm.new_canary(MASTER) as born, hsm.open_canary(MASTER, born.blob) as opened:
+        assert len(born.blob) == 40
+        assert opened.blob == born.blob
+        assert born.mac(b"both nonces") == opened.mac(b"both nonces")
+        assert born.mac(b"another") != opened.mac(b"both nonces")
+    with hsm.new_canary(MASTER) as another:
+        assert another.blob != born.blob
+
+
+@pytest.mark.parametrize("blob", [b"", bytes(40), bytes(39)])
+def test_a_canary_of_another_master_is_not_opened(hsm: SiteHsm, blob: bytes) -> None:
+    with pytest.raises(UnwrapRejected), hsm.open_canary(MASTER, blob):
+        pass
+    with pytest.raises(UnwrapRejected):
+        hsm.dek_mac(MASTER, blob, b"")
+    for unknown in (lambda: hsm.new_canary(RingMaster("main", 9)), lambda: hsm.open_canary(RingMaster("main", 9), blob)):
+        with pytest.raises(KeyNotFound), unknown():
+            pass
+    with pytest.raises(KeyNotFound):
+        hsm.dek_mac(RingMaster("main", 9), blob, b"")
+
+
+def test_a_deks_mac_tells_whether_two_hold_the_same_key(hsm: SiteHsm) -> None:
+    with hsm.new_dek(MASTER) as one, hsm.new_dek(MASTER) as two:
+        first, second = one.wrapped, two.wrapped
+    mac = hsm.dek_mac(MASTER, first, b"joint nonce")
+    assert len(mac) == 16
+    assert hsm.dek_mac(MASTER, hsm.rewrap(first, MASTER, MASTER), b"joint nonce") == mac
+    assert hsm.dek_mac(MASTER, second, b"joint nonce") != mac
+    assert hsm.dek_mac(MASTER, first, b"another nonce") != mac
+
+
+def test_one_anchor_replaces_all(hsm: SiteHsm) -> None:
+    for anchor in (b"epoch 1", b"epoch 2", bytes(4096)):
+        hsm.replace_anchors(anchor)
+        assert hsm.anchors() == (anchor,)
+    hsm.refresh(allowed=(MASTER,), required=(MASTER,))  # an anchor is no unknown object
+
+
+def test_destroying_a_master_that_was_never_there_is_no_fault(hsm: SiteHsm) -> None:
+    hsm.destroy_master(RingMaster("main", 7))
+    hsm.destroy_master(RingMaster("main", 7))
+    assert hsm.masters() == (MASTER,)

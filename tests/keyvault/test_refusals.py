@@ -9,14 +9,14 @@ from hsm_fixtures import USER_PIN, ServingToken, in_own_process, make_serving_to
 from weak_masters import LEFT_OUT, Changes, dek_template, in_ceremony, keep_master, make_master
 
 from keyvault import ceremony
-from keyvault.errors import CallFailed, PromiseBroken
+from keyvault.errors import CallFailed, MasterMissing, PromiseBroken
 from keyvault.hsm import KeyName, RingMaster
 from keyvault.pkcs11_hsm import Pkcs11Hsm
-from keyvault.pkcs11_names import Attribute, Mechanism
+from keyvault.pkcs11_names import Attribute, Mechanism, ObjectClass
 from keyvault.pkcs11_raw import RawCalls
 from keyvault.pkcs11_start import TokenConfig, TokenSession
 from keyvault.refusals import audit, probe
-from keyvault.templates import DEK, KEYS
+from keyvault.templates import DEK, KEYS, anchor_object
 
 MASTER = RingMaster("main", 1)
 WRAP_WEAK = {Attribute.WRAP_TEMPLATE: LEFT_OUT}
@@ -28,7 +28,7 @@ MISSING = tuple(attribute.name for attribute in DEK if attribute is not Attribut
 def verdict(check: Any, *arguments: Any) -> str:
     try:
         check(*arguments)
-    except PromiseBroken as error:
+    except (PromiseBroken, MasterMissing) as error:
         return str(error)
     return "passed"
 
@@ -134,6 +134,10 @@ def plant(config: TokenConfig) -> dict[str, str]:
     look("twin of token-signer", *calls.generate_pair(handle, signer.generate, signer.public, signer.template))
     loose = {**plan.template, Attribute.LABEL: KeyName.CHECKPOINT_SIGNER.value, Attribute.EXTRACTABLE: True}
     look("key that could leave", calls.generate_key(handle, plan.generate, loose))
+    look("key of another name", calls.generate_key(handle, plan.generate, {**plan.template, Attribute.LABEL: "backdoor"}))
+    data = {Attribute.CLASS: ObjectClass.DATA, Attribute.TOKEN: True, Attribute.LABEL: "note", Attribute.VALUE: b"x"}
+    look("data of another name", calls.create(handle, data))
+    look("anchor", calls.create(handle, anchor_object(b"epoch 1")))
     found["expected and missing"] = verdict(audit, session, (MASTER, RingMaster("main", 2)))
     found["good again"] = verdict(audit, session, (MASTER,))
     return found
@@ -185,10 +189,14 @@ def test_a_master_made_otherwise_fails_the_audit(serving_token: ServingToken) ->
 
 
 def test_what_the_pin_holder_plants_fails_the_audit(serving_token: ServingToken) -> None:
+    """B4: two objects under one identity, or one too many, stop the start, and the message names their ids."""
     found = in_own_process(plant, serving_token.config)
-    assert (found["good"], found["good again"]) == ("passed", "passed")
+    assert (found["good"], found["good again"], found["anchor"]) == ("passed", "passed", "passed")
     assert "ring/main/1" in found["clone of the master"]
     assert "ring/main/1" in found["planted master"]
+    assert found["planted master"].count(MASTER.label.encode().hex()) == 2
+    assert "'backdoor'" in found["key of another name"]
+    assert "'note'" in found["data of another name"]
     assert "record-mac" in found["twin of record-mac"]
     assert "token-signer" in found["twin of token-signer"]
     assert "checkpoint-signer" in found["key that could leave"]
