@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from keyvault.errors import UnwrapRejected
 from keyvault.locked import LockedBuffer
 
 
@@ -77,6 +78,12 @@ class Hsm(Protocol):
 
     def rewrap(self, wrapped: bytes, source: RingMaster, target: RingMaster) -> bytes:
         """The same DEK under another master, inside the token. Raises KeyNotFound, UnwrapRejected."""
+
+    def rewrap_many(self, wrapped: Sequence[bytes], source: RingMaster, target: RingMaster) -> list[bytes | UnwrapRejected]:
+        """`rewrap` of each, on one session, in order: the new blob, or why the token refused this one.
+
+        Raises KeyNotFound, HsmUnavailable: then none of it counts.
+        """
 
     def mac(self, key: KeyName, data: bytes) -> bytes:
         """AES-CMAC (16 bytes) with RECORD_MAC, HMAC-SHA256 (32 bytes) with AUDIT_PSEUDONYM."""

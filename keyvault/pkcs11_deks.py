@@ -6,12 +6,14 @@ Each is a session object of the token. Functions here work on a borrowed session
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 from keyvault.errors import CallFailed, SealBroken, UnwrapRejected
 from keyvault.locked import LockedBuffer
 from keyvault.pkcs11_names import LOST_KEY, LOST_SESSION, Answer, Mechanism
 from keyvault.pkcs11_raw import GCM_NONCE, GCM_TAG, Template
 from keyvault.pkcs11_start import Token, TokenSession
+from keyvault.templates import DEK_REWRAPPING
 
 
 class SealingDek:
@@ -75,6 +77,22 @@ def unwrap(session: TokenSession, wrapping: int, wrapped: bytes, template: Templ
         if error.answer in LOST_SESSION | LOST_KEY:
             raise
         raise UnwrapRejected(f"the token refused to unwrap: {error.answer}") from error
+
+
+def rewrapped(session: TokenSession, source: int, target: int, blobs: Sequence[bytes]) -> list[bytes | UnwrapRejected]:
+    """Each key under `target` instead of `source`, in order, or why the token refused it. One key at a time is in the token."""
+    moved: list[bytes | UnwrapRejected] = []
+    for blob in blobs:
+        try:
+            key = unwrap(session, source, blob, DEK_REWRAPPING)
+        except UnwrapRejected as error:
+            moved.append(error)
+            continue
+        try:
+            moved.append(session.calls.wrap(session.handle, target, key))
+        finally:
+            session.calls.destroy(session.handle, key)
+    return moved
 
 
 def seal(session: TokenSession, key: int, aad: bytes, address: int, length: int) -> bytes:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from keyvault import pkcs11_objects
-from keyvault.errors import HsmUnavailable, KeyNotFound, SealBroken
+from keyvault.errors import HsmUnavailable, KeyNotFound, SealBroken, UnwrapRejected
 from keyvault.hsm import Canary, KeyName, NewDek, OpenDek, RingMaster
 from keyvault.pkcs11_deks import (
     OpeningDek,
@@ -17,6 +17,7 @@ from keyvault.pkcs11_deks import (
     destroy_key,
     generate_wrapped,
     open_sealed,
+    rewrapped,
     seal,
     unwrap,
 )
@@ -24,7 +25,7 @@ from keyvault.pkcs11_names import Attribute, Mechanism, ObjectClass
 from keyvault.pkcs11_raw import GCM_NONCE, GCM_TAG
 from keyvault.pkcs11_start import Module, Token, TokenConfig, TokenSession, starting_alone
 from keyvault.refusals import Held, audit, probe
-from keyvault.templates import CANARY, DEK_OPENING, DEK_REWRAPPING, DEK_SEALING, DEK_SIGNING, KEYS, KeyPlan
+from keyvault.templates import CANARY, DEK_OPENING, DEK_SEALING, DEK_SIGNING, KEYS, KeyPlan
 
 # SubjectPublicKeyInfo up to the key itself: RFC 5480 (P-256, uncompressed point) and RFC 8410 (Ed25519).
 _SPKI_P256 = bytes.fromhex("3059301306072a8648ce3d020106082a8648ce3d030107034200")
@@ -96,17 +97,15 @@ class Pkcs11Hsm:
             yield OpeningDek(self._token, key)
 
     def rewrap(self, wrapped: bytes, source: RingMaster, target: RingMaster) -> bytes:
+        (moved,) = self.rewrap_many([wrapped], source, target)
+        if isinstance(moved, UnwrapRejected):
+            raise moved
+        return moved
+
+    def rewrap_many(self, wrapped: Sequence[bytes], source: RingMaster, target: RingMaster) -> list[bytes | UnwrapRejected]:
         self._require(source)
         self._require(target)
-
-        def move(session: TokenSession) -> bytes:
-            key = unwrap(session, _master(session, source), wrapped, DEK_REWRAPPING)
-            try:
-                return session.calls.wrap(session.handle, _master(session, target), key)
-            finally:
-                session.calls.destroy(session.handle, key)
-
-        return self._token.run(move)
+        return self._token.run(lambda session: rewrapped(session, _master(session, source), _master(session, target), wrapped))
 
     def mac(self, key: KeyName, data: bytes) -> bytes:
         return self._sign(key, data, Mechanism.AES_CMAC, Mechanism.SHA256_HMAC)

@@ -63,6 +63,15 @@ class FakeHsm:
     def rewrap(self, wrapped: bytes, source: RingMaster, target: RingMaster) -> bytes:
         return aes_key_wrap(self._master(target), self._unwrap(self._master(source), wrapped))
 
+    def rewrap_many(self, wrapped: Sequence[bytes], source: RingMaster, target: RingMaster) -> list[bytes | UnwrapRejected]:
+        moved: list[bytes | UnwrapRejected] = []
+        for blob in wrapped:
+            try:
+                moved.append(self.rewrap(blob, source, target))
+            except UnwrapRejected as error:
+                moved.append(error)
+        return moved
+
     def mac(self, key: KeyName, data: bytes) -> bytes:
         self._answer()
         if key is KeyName.RECORD_MAC:

@@ -1,0 +1,256 @@
+"""Re-wrap: every stored key of a ring moves under the ring's serving master, in the token, while everything goes on serving.
+
+There is no job to keep: what is left to do is what the query finds, so a run that was killed at any step is continued by the
+next one, and a run with nothing left changes nothing. Pages go by (ring version, key id). A row's MAC is checked before the
+token sees its blob, and a row is replaced only if it is still as it was read; what somebody else changed meanwhile is read
+again in the next pass. The old master stays until no row refers to it: that is decided elsewhere, by another query.
+
+Order of the sources: compromised versions first, then the oldest. Sources: NIST SP 800-57 Part 1, 5.3 and 8.2.3; RFC 3394.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from uuid import UUID
+
+from keyvault.database import Database, Transaction
+from keyvault.errors import HsmUnavailable, KeyNotFound, KeyStateForbids, KeyVaultError, RecordTampered, UnwrapRejected
+from keyvault.events import KeyEvent, Recorder
+from keyvault.hsm import Hsm, RingMaster
+from keyvault.records import RecordMac, RingVersion, WrappedKey
+from keyvault.rings import Rings
+from keyvault.states import KeyState, KeyUse, require_use
+from keyvault.store import KeyStore
+
+PAGE = 500
+"""Rows of one page: one event, one UPDATE, and as much work as a kill can undo."""
+_MOST_PASSES = 20
+_IDS = 1 << 128
+
+
+@dataclass(frozen=True)
+class Source:
+    """One version that still wraps keys: its state (None: the ring has no such version), how many, and why they must stay."""
+
+    version: int
+    state: KeyState | None
+    keys: int
+    refusal: KeyVaultError | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a re-wrap would do: where to, and from which versions, in this order."""
+
+    target: RingMaster
+    sources: tuple[Source, ...]
+
+    @property
+    def movable(self) -> tuple[Source, ...]:
+        """Sources whose keys can be moved."""
+        return tuple(source for source in self.sources if source.refusal is None)
+
+    @property
+    def keys(self) -> int:
+        """How many keys are to be moved."""
+        return sum(source.keys for source in self.movable)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of `count` workers' equal shares of all key ids, which are random."""
+
+    index: int = 0
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.count:
+            raise ValueError(f"there is no part {self.index} of {self.count}")
+
+    @property
+    def first(self) -> UUID:
+        return UUID(int=_IDS * self.index // self.count)
+
+    @property
+    def last(self) -> UUID:
+        return UUID(int=_IDS * (self.index + 1) // self.count - 1)
+
+
+@dataclass
+class Outcome:
+    """How far a run is. `bad` names each row that was passed over, with the code of the reason; `left` were changed by others
+    in every pass."""
+
+    moved: int = 0
+    left: int = 0
+    bad: dict[UUID, str] = field(default_factory=dict)
+
+
+class Rewrapping:
+    """Moves a ring's keys under its serving master. One instance may run in each of several processes, each with its part."""
+
+    def __init__(
+        self,
+        database: Database,
+        hsm: Hsm,
+        store: KeyStore,
+        recorder: Recorder,
+        mac: RecordMac,
+        *,
+        page: int = PAGE,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._database, self._hsm, self._store, self._recorder, self._mac = database, hsm, store, recorder, mac
+        self._rings = Rings(hsm, store, recorder, mac)
+        self._page, self._clock, self._sleep = page, clock, sleep
+
+    def plan(self, ring: str, *, target: int | None = None) -> Plan:
+        """What there is to do; no wrapped key is read. `target` is refused unless it is the version that serves.
+
+        Raises KeyNotFound, KeyStateForbids, RecordTampered, HsmUnavailable: also where the ring's newest version may not
+        serve, for nothing may then be wrapped at all.
+        """
+        with self._database.begin() as transaction:
+            serving = self._rings.serving(transaction, ring)
+            versions = {version.version: version for version in self._store.ring_versions(transaction, ring)}
+            counts = self._store.references(transaction, ring)
+        if target is not None and target != serving.version:
+            if target not in versions:
+                raise KeyNotFound(f"ring {ring!r} has no version {target}")
+            raise KeyStateForbids(f"{RingMaster(ring, target).label} is {versions[target].state}; {serving.label} serves")
+        sources = [
+            self._source(RingMaster(ring, version), versions.get(version), keys)
+            for version, keys in counts.items()
+            if version != serving.version
+        ]
+        sources.sort(key=lambda source: (source.state is not KeyState.COMPROMISED, source.version))
+        return Plan(serving, tuple(sources))
+
+    def _source(self, master: RingMaster, found: RingVersion | None, keys: int) -> Source:
+        refusal: KeyVaultError | None = None
+        if found is None:
+            refusal = KeyNotFound(f"the ring has no version {master.version}")
+        else:
+            self._mac.check(found.mac, RingVersion.DOMAIN, *found.fields)
+            try:
+                require_use(found.state, KeyUse.REWRAP)
+            except KeyStateForbids as error:
+                refusal = error
+            else:
+                if master not in self._hsm.masters():
+                    refusal = KeyNotFound(f"this token does not hold {master.label}")
+        return Source(master.version, found.state if found else None, keys, refusal)
+
+    def run(
+        self, plan: Plan, part: Part = Part(), *, rate: float | None = None, tell: Callable[[Outcome], None] = lambda _: None
+    ) -> Outcome:
+        """Move every key of `part`, at most `rate` a second, until a pass finds nothing more; `tell` hears of each page.
+
+        Durable page by page. A row that cannot be moved is named in the outcome and passed over. Raises HsmUnavailable, what
+        refuses the target from then on (KeyStateForbids, …), and the database's errors: what was told stands, the rest is
+        left for the next run.
+        """
+        outcome, pace = Outcome(), _Pace(rate, self._clock, self._sleep)
+        for _ in range(_MOST_PASSES):
+            before = outcome.moved
+            outcome.left = sum(
+                self._source_pass(RingMaster(plan.target.ring, source.version), plan.target, part, outcome, pace, tell)
+                for source in plan.movable
+            )
+            if outcome.left == 0 and outcome.moved == before:
+                break
+        return outcome
+
+    def _source_pass(
+        self, source: RingMaster, target: RingMaster, part: Part, outcome: Outcome, pace: _Pace, tell: Callable[[Outcome], None]
+    ) -> int:
+        """One walk through the part's keys under `source`; returns how many rows somebody else changed on the way."""
+        first, lost = part.first, 0
+        while first <= part.last:
+            limit = pace.most(self._page)
+            with self._database.begin() as transaction:
+                found = self._store.keys_under(transaction, source, first, part.last, limit)
+            keys = [key for key in found if key.ref.id not in outcome.bad]
+            if keys:
+                moved, bad = self._move(keys, source, target)
+                outcome.bad |= bad
+                outcome.moved += moved
+                lost += len(keys) - moved - len(bad)
+                tell(outcome)
+                pace.done(len(keys))
+            if len(found) < limit or found[-1].ref.id == part.last:
+                break
+            first = UUID(int=found[-1].ref.id.int + 1)
+        return lost
+
+    def _move(self, keys: Sequence[WrappedKey], source: RingMaster, target: RingMaster) -> tuple[int, dict[UUID, str]]:
+        """One page, durable on return: how many rows moved, and which cannot, with the code of why."""
+        whole, bad = self._whole(keys)
+        moves: list[tuple[WrappedKey, WrappedKey]] = []
+        for key, blob in zip(whole, self._hsm.rewrap_many([key.blob for key in whole], source, target), strict=True):
+            if isinstance(blob, UnwrapRejected):
+                bad[key.ref.id] = blob.code
+            else:
+                moves.append((key, self._moved(key, blob, target)))
+        if UnwrapRejected.code in bad.values():
+            self._require_unwraps(source, target)
+        facts: dict[str, str | int] = {"ring": target.ring, "from": source.version, "to": target.version}
+        facts |= {"first": str(keys[0].ref.id), "last": str(keys[-1].ref.id), "bad": len(bad)}
+        with self._database.begin() as transaction:
+            self._require_serving(transaction, target)
+            moved = self._store.move_keys(transaction, moves) if moves else set()
+            self._recorder.record(transaction, KeyEvent("keys.rewrapped", facts | {"keys": len(moved)}))
+        return len(moved), bad
+
+    def _whole(self, keys: Sequence[WrappedKey]) -> tuple[list[WrappedKey], dict[UUID, str]]:
+        """Those whose record MAC holds, before any of their blobs reaches the token; and the others."""
+        whole: list[WrappedKey] = []
+        bad: dict[UUID, str] = {}
+        for key in keys:
+            try:
+                self._mac.check(key.mac, WrappedKey.DOMAIN, *key.fields)
+                whole.append(key)
+            except RecordTampered as error:
+                bad[key.ref.id] = error.code
+        return whole, bad
+
+    def _moved(self, key: WrappedKey, blob: bytes, target: RingMaster) -> WrappedKey:
+        """The row as it will stand. `synced` stays, so that the other site is shipped it again while it goes on serving."""
+        ref = replace(key.ref, ring_version=target.version)
+        new = replace(key, ref=ref, blob=blob, row_version=key.row_version + 1)
+        return replace(new, mac=self._mac.make(WrappedKey.DOMAIN, *new.fields))
+
+    def _require_unwraps(self, source: RingMaster, target: RingMaster) -> None:
+        """Whether the token moves a key that is certainly good: if not, it is at fault and not the row. Raises HsmUnavailable."""
+        try:
+            with self._hsm.new_dek(source) as dek:
+                self._hsm.rewrap(dek.wrapped, source, target)
+        except UnwrapRejected as error:
+            raise HsmUnavailable(f"the token unwraps nothing under {source.label} any more") from error
+
+    def _require_serving(self, transaction: Transaction, target: RingMaster) -> None:
+        """The target still serves, and nobody changes that before `transaction` ends. Raises KeyStateForbids."""
+        self._store.hold_ring_version(transaction, target)
+        if self._rings.serving(transaction, target.ring) != target:
+            raise KeyStateForbids(f"{target.label} no longer serves; plan again")
+
+
+class _Pace:
+    """Keeps to so many rows a second, evenly, however long each page takes."""
+
+    def __init__(self, rate: float | None, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
+        self._rate, self._clock, self._sleep = rate, clock, sleep
+        self._started, self._rows = clock(), 0
+
+    def most(self, page: int) -> int:
+        """Rows of the next page: no more than a second's worth."""
+        return page if self._rate is None else max(1, min(page, int(self._rate)))
+
+    def done(self, rows: int) -> None:
+        """Wait until these rows were due."""
+        self._rows += rows
+        if self._rate is not None:
+            self._sleep(max(0.0, self._started + self._rows / self._rate - self._clock()))
