@@ -79,6 +79,11 @@ def detail_bytes(salt: bytes, details: Mapping[str, Value]) -> bytes:
     return canonical_json({"salt": salt.hex(), "values": plain(details)})
 
 
+def detail_context(intent_id: UUID) -> bytes:
+    """What an intent's sealed details are bound to."""
+    return canonical("audit-detail", intent_id)
+
+
 def disclosures(opened: bytes, names: frozenset[str] | None = None) -> dict[str, dict[str, Value]]:
     """From an opened detail, what an auditor gets of it (all, or these names): each value with its own salt."""
     sealed = strict_json(opened)

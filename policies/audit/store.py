@@ -61,7 +61,7 @@ class AuditStore:
             salt = self._hsm.random(32)
             fields = record.intent_fields(intent_id, intent, salt, self._pseudonym)
             shown = record.detail_bytes(salt, intent.details)
-            sealed = self._hsm.seal(KeyName.AUDIT_DETAIL, shown, _detail_context(intent_id))
+            sealed = self._hsm.seal(KeyName.AUDIT_DETAIL, shown, record.detail_context(intent_id))
             self._write(transaction, "intent", intent_id, fields, sealed=sealed)
         return intent_id
 
@@ -81,7 +81,7 @@ class AuditStore:
             sealed = connection.scalar(select(details.c.sealed).where(details.c.intent_id == intent_id))
             if sealed is None:
                 return {}
-            opened = self._hsm.unseal(KeyName.AUDIT_DETAIL, sealed, _detail_context(intent_id))
+            opened = self._hsm.unseal(KeyName.AUDIT_DETAIL, sealed, record.detail_context(intent_id))
         return record.disclosures(opened, names)
 
     def check_macs(self) -> int:
@@ -281,10 +281,6 @@ def _stream(connection: Transaction, statement: Select[Any]) -> Generator[Any, N
 def _lock(*names: str) -> int:
     digest = hashlib.sha256(canonical("audit-lock", *names)).digest()
     return int.from_bytes(digest[:8], "big", signed=True)
-
-
-def _detail_context(intent_id: UUID) -> bytes:
-    return canonical("audit-detail", intent_id)
 
 
 def _columns_match(kind: str, row: Row[Any]) -> bool:
