@@ -5,7 +5,8 @@ Rules that a proposal must keep to follow a ledger:
   and an adopted restore skips what was lost;
 - the first transaction carries the roster itself, so that both HSMs and the officers sign what the cluster starts from;
 - the table follows by `table.check_successor`; a new roster, and an officers' act, leave it as their rule says;
-- what destroys a key, changes the roster or stands for an absent site carries M of N officers' approvals of this manifest.
+- what changes the roster or stands for an absent site carries M of N officers' approvals of this manifest, and what destroys
+  versions their approval of exactly these.
 A certificate also carries every site's signature on every phase, and each site's proof that the other holds the same keys.
 """
 
@@ -20,6 +21,7 @@ from keyvault.sync.errors import ApprovalMissing, CertificateInvalid, Conflict, 
 from keyvault.sync.roster import Roster
 from keyvault.sync.signatures import Verify
 from keyvault.sync.statement import (
+    DESTROY,
     PROVING,
     Answer,
     Ballot,
@@ -32,6 +34,7 @@ from keyvault.sync.statement import (
     Proposal,
     Signed,
     answers_digest,
+    destruction_subject,
     void_head,
 )
 from keyvault.sync.table import Record, Records, check_successor, check_table, new_records, with_sites
@@ -204,14 +207,16 @@ class Ledger(Statement):
     def _check_approvals(self, proposal: Proposal, verify: Verify, now: datetime | None) -> None:
         manifest, operation = proposal.manifest, proposal.operation
         before = {record.name for record in self.records if record.state is KeyState.DESTROYED}
-        destroys = any(record.state is KeyState.DESTROYED and record.name not in before for record in proposal.records)
-        needed = destroys or manifest.op is Op.ROSTER or manifest.op.by_officers
+        destroyed = _names(record for record in proposal.records if record.state is KeyState.DESTROYED) - before
+        needed = bool(destroyed) or manifest.op is Op.ROSTER or manifest.op.by_officers
         if operation is None:
             if needed and self.roster.threshold:
                 raise ApprovalMissing(f"a {manifest.op} transaction that does this needs the officers' approval")
             return
-        asked = (operation.cluster, operation.kind, operation.subject)
-        if asked != (manifest.cluster, f"sync.{manifest.op}", manifest.digest):
+        wanted = (f"sync.{manifest.op}", manifest.digest)
+        if destroyed and not manifest.op.by_officers:
+            wanted = (DESTROY, destruction_subject(manifest.cluster, destroyed))
+        if (operation.cluster, operation.kind, operation.subject) != (manifest.cluster, *wanted):
             raise SyncRefused("the officers approved another operation")
         self.roster.quorum.check(operation, proposal.approvals, verify, now)
 

@@ -6,12 +6,14 @@ differ, so no commit certificate can exist), or closed by officers with one site
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
 from uuid import UUID
 
 from keyvault.approvals import Approval, Operation
+from keyvault.records import canonical
 from keyvault.sync.roster import Roster
 from keyvault.sync.signatures import Sign, Verify
 from keyvault.sync.table import Records, merkle_root, table_root
@@ -53,8 +55,9 @@ PROVING = (Phase.PREPARE, Phase.ACKNOWLEDGE)
 class Manifest(Statement):
     """One transaction. `previous` is the head of the epoch before; `root` and `count` describe the whole table after it.
 
-    `repairs` names versions whose quarantine this transaction ends. An act of officers names the surviving site, and in
-    `ended` the digest of the transaction in doubt (or of the lost history's head) that it ends.
+    `repairs` names versions whose quarantine this transaction ends. A change of states may say its `reason`. An act of officers
+    must, and names the surviving site, and in `ended` the digest of the transaction in doubt (or of the lost history's head)
+    that it ends.
     """
 
     DOMAIN = "hsm-sync/1/manifest"
@@ -77,13 +80,19 @@ class Manifest(Statement):
         require(is_digest(self.ended, empty=True), "a digest has 32 bytes")
         require(list(self.repairs) == sorted(set(self.repairs)), "repairs are sorted, each once")
         acts = self.op.by_officers
-        require(acts == bool(self.survivor) == bool(self.reason), "acts of officers name a survivor and a reason, others do not")
+        require(acts == bool(self.survivor), "acts of officers name a survivor, others do not")
+        require(bool(self.reason) or not acts, "an act of officers names a reason")
+        require(not self.reason or acts or self.op is Op.STATE, "only acts of officers and changes of states name a reason")
         require(not (self.repairs and acts) and (acts or not self.ended), "an act ends and does not repair")
 
 
 @dataclass(frozen=True)
 class Proposal(Statement):
-    """A manifest and all it stands for: the whole table, a new roster if it brings one, and the officers' approvals."""
+    """A manifest and all it stands for: the whole table, a new roster if it brings one, and the officers' approvals.
+
+    `operation` approves this manifest (kind `sync.OP`, subject its digest); one that destroys versions approves them by their
+    labels (`destruction_subject`).
+    """
 
     DOMAIN = "hsm-sync/1/proposal"
     manifest: Manifest
@@ -296,6 +305,18 @@ class _Void(Statement):
     epoch: int
     previous: bytes
     ballots: tuple[Ballot, ...]
+
+
+DESTROY = "keys.destroy"
+"""The kind of operation that officers approve before a master version is destroyed."""
+
+
+def destruction_subject(cluster: str, labels: Iterable[str]) -> bytes:
+    """What the approval of a destruction is about: the cluster and the versions by their labels, whatever the epoch then is.
+
+    Destroyed is the end and a number is never used again, so an old approval can destroy nothing else, and a delay voids none.
+    """
+    return sha256(canonical(DESTROY, cluster, *sorted(set(labels)))).digest()
 
 
 def answers_digest(answers: tuple[Answer, ...]) -> bytes:

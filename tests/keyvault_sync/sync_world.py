@@ -42,6 +42,7 @@ from keyvault.sync.state import (
     SiteState,
 )
 from keyvault.sync.statement import (
+    DESTROY,
     Answer,
     Canary,
     Certificate,
@@ -51,6 +52,7 @@ from keyvault.sync.statement import (
     Phase,
     Proposal,
     Signed,
+    destruction_subject,
 )
 from keyvault.sync.table import Record, Records, table_root
 
@@ -116,10 +118,14 @@ def propose(
         "count": len(rows),
     }
     manifest = Manifest(**{**values, **fields})  # type: ignore[arg-type]
-    destroys = any(row.state is KeyState.DESTROYED for row in rows)
+    gone = {row.name for row in ledger.records if row.state is KeyState.DESTROYED}
+    destroyed = {row.name for row in rows if row.state is KeyState.DESTROYED} - gone
     if approved is None:
-        approved = op is Op.ROSTER or op.by_officers or destroys
-    operation, approvals = approve(f"sync.{op}", manifest.digest) if approved else (None, ())
+        approved = op is Op.ROSTER or op.by_officers or bool(destroyed)
+    about = (f"sync.{op}", manifest.digest)
+    if destroyed and not op.by_officers:
+        about = (DESTROY, destruction_subject(ledger.roster.cluster, destroyed))
+    operation, approvals = approve(*about) if approved else (None, ())
     return Proposal(manifest, rows, new_roster, operation, approvals)
 
 

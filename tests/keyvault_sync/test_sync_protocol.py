@@ -46,7 +46,18 @@ from keyvault.sync.errors import (
 )
 from keyvault.sync.protocol import Site
 from keyvault.sync.state import AdvanceAnchor, FileCertificate, InstallPreActive, SaveState, require_fresh
-from keyvault.sync.statement import Certificate, Endorsement, Evidence, Op, Phase, PhaseStatement, Proposal, Signed
+from keyvault.sync.statement import (
+    DESTROY,
+    Certificate,
+    Endorsement,
+    Evidence,
+    Op,
+    Phase,
+    PhaseStatement,
+    Proposal,
+    Signed,
+    destruction_subject,
+)
 
 RING = "ring/main"
 WRITES = 10
@@ -449,16 +460,48 @@ def test_destroying_needs_officers_and_their_time() -> None:
     with pytest.raises(ApprovalMissing):
         run(propose(a.ledger, Op.STATE, rows, approved=False), [a, b])
     proposal = propose(a.ledger, Op.STATE, rows)
-    operation, approvals = approve("sync.state", proposal.manifest.digest, hours=-1)
+    subject = destruction_subject("cluster-1", [f"{RING}/1"])
+    operation, approvals = approve(DESTROY, subject, hours=-1)
     with pytest.raises(ApprovalExpired):
         run(replace(proposal, operation=operation, approvals=approvals), [a, b])
-    operation, approvals = approve("sync.state", bytes(32))
-    with pytest.raises(SyncRefused):
-        run(replace(proposal, operation=operation, approvals=approvals), [a, b])
+    others = [("sync.state", proposal.manifest.digest), (DESTROY, destruction_subject("cluster-1", [f"{RING}/1", f"{RING}/2"]))]
+    others += [(DESTROY, destruction_subject("cluster-2", [f"{RING}/1"])), ("sync.state", subject)]
+    for kind, digest in others:
+        operation, approvals = approve(kind, digest)
+        with pytest.raises(SyncRefused, match="another operation"):
+            run(replace(proposal, operation=operation, approvals=approvals), [a, b])
     run(proposal, [a, b])
     assert f"{RING}/1" not in {**a.token.keys, **b.token.keys}
     with pytest.raises(KeyStateForbids):
         a.state.opening(RING, 1)
+
+
+def test_the_approval_of_a_destruction_outlives_epochs_and_destroys_nothing_twice() -> None:
+    """A delay of days lies between signature and destruction; meanwhile the table goes on."""
+    a, b = found_pair()
+    ceremony([a, b], f"{RING}/2")
+    run(rotation(a.ledger, 2), [a, b])
+    operation, approvals = approve(DESTROY, destruction_subject("cluster-1", [f"{RING}/1"]))
+    ceremony([a, b], f"{RING}/3")
+    run(rotation(a.ledger, 3), [a, b])
+    rows = (record(1, KeyState.DESTROYED), record(2, KeyState.DEACTIVATED), record(3))
+    proposal = propose(a.ledger, Op.STATE, rows, approved=False)
+    run(replace(proposal, operation=operation, approvals=approvals), [a, b])
+    rows = (record(1, KeyState.DESTROYED), record(2, KeyState.DESTROYED), record(3))
+    again = replace(propose(a.ledger, Op.STATE, rows), operation=operation, approvals=approvals)
+    with pytest.raises(SyncRefused, match="another operation"):
+        run(again, [a, b])
+
+
+def test_a_change_of_states_says_why_under_both_signatures() -> None:
+    a, b = found_pair()
+    proposal = propose(a.ledger, Op.STATE, (record(1, KeyState.SUSPENDED),), reason="audit finding")
+    certificate = Certificate.decode(run(proposal, [a, b]))
+    assert certificate.proposal is not None
+    assert certificate.proposal.manifest.reason == "audit finding"
+    assert a.ledger.marks == ()
+    with pytest.raises(ValueError, match="name a reason"):
+        propose(a.ledger, Op.REPAIR, reason="no")
 
 
 def test_compromised_versions_open_only_behind_broken_glass() -> None:
