@@ -5,11 +5,12 @@ The tables are those of `policies.audit.store`; the gate knows them by this Prot
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 from uuid import UUID
 
-from keyvault.database import Transaction
+from keyvault.database import Rows, Statement, Transaction
 
 Outcome = Literal["allowed", "denied"]
 Facts = dict[str, str | int | None]
@@ -34,8 +35,16 @@ class Intent:
 class Intents(Protocol):
     """Where intents become durable."""
 
-    def append(self, transaction: Transaction, intent: Intent) -> UUID:
-        """Write the intent so that it commits with `transaction` or not at all; returns its id."""
+    def place(self) -> Sequence[Statement]:
+        """Statements whose answers `append` needs: a caller may send them with its own, to save a round trip."""
+
+    def append(
+        self, transaction: Transaction, intent: Intent, place: Sequence[Rows] | None = None, *, commit: bool = False
+    ) -> UUID:
+        """Write the intent so that it commits with `transaction` or not at all; returns its id.
+
+        `place`: the answers to `place`, where they were asked. With `commit` the transaction is committed in the same trip.
+        """
 
     def complete(self, intent_id: UUID, outcome: str, facts: dict[str, str | int]) -> None:
         """Record, in a transaction of its own, what came of an allowed intent: `outcome` is a stable word or code."""

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import secrets
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
 from sqlalchemy import Row, Select, Table, func, insert, select, text
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from keyvault.database import Database, Transaction
+from keyvault.database import Database, Rows, Statement, Transaction, send
 from keyvault.errors import HsmUnavailable
 from keyvault.hsm import Hsm, KeyName
 from keyvault.records import canonical
@@ -31,6 +32,7 @@ from policies.audit.verify import strict_json
 from policies.intents import Intent
 
 _CHUNK = 2000
+_DURABLE = text("SET LOCAL synchronous_commit = on")
 
 
 @dataclass
@@ -42,6 +44,15 @@ class _Given:
     committed: int = -1
 
 
+class _Found(NamedTuple):
+    """What the statement `LAST` says: the table's highest counter, the fate of the transaction asked about, this one's xid."""
+
+    last: int | None
+    asked: str | None
+    fate: str | None
+    xid: str
+
+
 class AuditStore:
     """Implements `policies.intents.Intents` with the serving token. One for each start of a worker process; any thread."""
 
@@ -49,20 +60,31 @@ class AuditStore:
         self._database, self._hsm, self._now = database, hsm, now
         self.worker = str(uuid4())
         self._given = {kind: _Given() for kind in RECORDED}  # each guarded by the advisory lock of its kind
+        self._locks = {kind: _lock(kind, self.worker) for kind in RECORDED}
 
-    def append(self, transaction: Transaction, intent: Intent) -> UUID:
+    def place(self) -> tuple[Statement, ...]:
+        """What `append` has to know: the caller may send it with statements of its own, as the last thing before it decides."""
+        return self._place("intent")
+
+    def append(
+        self, transaction: Transaction, intent: Intent, place: Sequence[Rows] | None = None, *, commit: bool = False
+    ) -> UUID:
         """Write intent and sealed details so that they commit with `transaction` (READ COMMITTED) or not at all.
 
-        This worker's other appends wait until that transaction ends, so commit soon, and take no savepoints. Raises
-        AuditUnavailable, also where the database did not keep the rows, and RecordInvalid; then roll back.
+        `place`: the answers to the statements of `place`, if they were sent. With `commit` the transaction ends here, in the
+        same round trip: on return it is durable. This worker's other appends wait until that transaction ends, so commit soon,
+        and take no savepoints. Raises AuditUnavailable, also where the database did not keep the rows, and RecordInvalid; then
+        roll back.
         """
         intent_id = uuid4()
         with _unavailable():
-            salt = self._hsm.random(32)
+            # From the operating system: it is secret only from those who see the leaf, and the process knows the values anyway.
+            salt = secrets.token_bytes(32)
             fields = record.intent_fields(intent_id, intent, salt, self._pseudonym)
             shown = record.detail_bytes(salt, intent.details)
             sealed = self._hsm.seal(KeyName.AUDIT_DETAIL, shown, record.detail_context(intent_id))
-            self._write(transaction, "intent", intent_id, fields, sealed=sealed)
+            found = self._found(transaction, "intent", place)
+            self._write(transaction, "intent", found, intent_id, fields, sealed=sealed, commit=commit)
         return intent_id
 
     def complete(self, intent_id: UUID, outcome: str, facts: dict[str, str | int]) -> None:
@@ -72,8 +94,9 @@ class AuditStore:
         """
         fields = record.completion_fields(intent_id, outcome, facts)
         with _unavailable(), self._database.begin() as transaction:
-            transaction.execute(text("SET LOCAL synchronous_commit = on"))
-            self._write(transaction, "completion", intent_id, fields)
+            _, *place = send(transaction, (_DURABLE, {}), *self._place("completion"))
+            found = self._found(transaction, "completion", place)
+            self._write(transaction, "completion", found, intent_id, fields, commit=True)
 
     def disclose(self, intent_id: UUID, names: frozenset[str] | None = None) -> dict[str, dict[str, record.Value]]:
         """Open an intent's details, all or these names, each with its salt; empty once erased. Raises SealBroken."""
@@ -114,31 +137,52 @@ class AuditStore:
                 checked, due = checked + 1, (row.worker, row.counter + 1)
         return checked
 
-    def _write(self, transaction: Transaction, kind: str, intent_id: UUID, fields: Mapping[str, Any], **more: bytes) -> None:
-        transaction.execute(TAKE_LOCK, {"lock": _lock(kind, self.worker)})
-        counter = self._next(transaction, kind)
+    def _place(self, kind: str) -> tuple[Statement, ...]:
+        """This worker's lock, and after it where its records end. Two statements: the second must see what the lock's last
+        holder committed."""
+        last = {"of_worker": self.worker, "of_xid": self._given[kind].xid}
+        return (TAKE_LOCK, {"lock": self._locks[kind]}), (LAST[kind], last)
+
+    def _found(self, transaction: Transaction, kind: str, place: Sequence[Rows] | None) -> _Found:
+        """What the statements of `_place` found: sent now, if nobody did, or if another thread wrote after they were put."""
+        if place is None:
+            place = send(transaction, *self._place(kind))
+        found = _Found(*place[-1][0])
+        if found.asked != self._given[kind].xid:
+            place = send(transaction, self._place(kind)[-1])
+            found = _Found(*place[-1][0])
+        return found
+
+    def _write(
+        self,
+        transaction: Transaction,
+        kind: str,
+        found: _Found,
+        intent_id: UUID,
+        fields: Mapping[str, Any],
+        *,
+        commit: bool,
+        **more: bytes,
+    ) -> None:
+        counter = self._next(kind, found)
         body = record.body(fields, Stamp(self.worker, counter, self._now()))
         values = {"intent_id": intent_id, "worker": self.worker, "counter": counter, "body": body, "mac": self._mac(kind, body)}
-        written = [dict(row) for row in transaction.execute(WRITE[kind], values | more).mappings()]
-        xid = written[0].pop("xid") if written else None
-        if written != [values | more]:  # a trigger or rule dropped or changed it
-            raise AuditUnavailable(f"the database did not write the {kind} that it was given")
         given = self._given[kind]
-        given.counter, given.xid = counter, str(xid)
+        given.counter, given.xid = counter, found.xid  # before it may be committed, while the lock is surely held
+        [written] = send(transaction, (WRITE[kind], values | more), commit=commit)
+        if [row[:-1] for row in written] != [tuple((values | more).values())]:
+            raise AuditUnavailable(f"the database did not write the {kind} that it was given")
 
-    def _next(self, transaction: Transaction, kind: str) -> int:
+    def _next(self, kind: str, found: _Found) -> int:
         """The counter that is due. Raises AuditUnavailable, from then on, if the table lost what this worker had committed.
 
         The lock's last holder has ended by now, so Postgres knows its fate. A transaction of our own still in progress counts
         here too, but is not remembered. If its fate is forgotten (too old), nothing follows.
         """
-        given = self._given[kind]
-        # A statement of its own: it must see what the lock's last holder committed.
-        last, fate = transaction.execute(LAST[kind], {"of_worker": self.worker, "of_xid": given.xid}).one()
-        last = -1 if last is None else int(last)
-        if fate == "committed":
+        given, last = self._given[kind], -1 if found.last is None else found.last
+        if found.fate == "committed":
             given.committed = max(given.committed, given.counter)
-        due = max(given.committed, given.counter) if fate == "in progress" else given.committed
+        due = max(given.committed, given.counter) if found.fate == "in progress" else given.committed
         if last < due:
             raise AuditUnavailable(f"{kind}s of worker {self.worker} end at {last}, but {due} was written: the table was changed")
         return last + 1

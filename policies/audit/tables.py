@@ -11,17 +11,22 @@ from sqlalchemy import (
     Column,
     DateTime,
     ForeignKey,
+    FromClause,
+    Integer,
     LargeBinary,
     Select,
     Table,
     Text,
     UniqueConstraint,
     Uuid,
+    and_,
     bindparam,
     cast,
     func,
     insert,
+    literal_column,
     select,
+    true,
 )
 from sqlalchemy.types import UserDefinedType
 
@@ -84,21 +89,31 @@ class _Xid8(UserDefinedType[str]):
         return "xid8"
 
 
-_FATE = func.pg_catalog.pg_xact_status(cast(bindparam("of_xid", type_=Text), _Xid8)).label("fate")
+_XID = cast(func.pg_catalog.pg_current_xact_id(), Text).label("xid")
+_OF_XID = bindparam("of_xid", type_=Text)
+_FATE = func.pg_catalog.pg_xact_status(cast(_OF_XID, _Xid8)).label("fate")
 LAST = {
-    kind: select(func.max(t.c.counter).label("last"), _FATE).where(t.c.worker == bindparam("of_worker"))
+    kind: select(func.max(t.c.counter).label("last"), _OF_XID.label("asked"), _FATE, _XID).where(
+        t.c.worker == bindparam("of_worker")
+    )
     for kind, t in RECORDED.items()
 }
+"""A worker's highest counter, the fate of its transaction `of_xid`, and the number of this transaction."""
 _WHOLE = {t: insert(t).values({column.name: bindparam(column.name) for column in t.c}) for t in (intents, completions, details)}
 _WRITTEN = {t: statement.returning(*t.c).cte(f"{t.name}_written") for t, statement in _WHOLE.items()}
-_XID = cast(func.pg_catalog.pg_current_xact_id(), Text).label("xid")
 
 
-def _both() -> Select[Any]:
-    """An intent and its sealed details in one statement (the foreign key is checked when it ends): both rows come back or none."""
-    whole, shown = _WRITTEN[intents], _WRITTEN[details]
-    return select(*whole.c, shown.c.sealed, _XID).join_from(whole, shown, whole.c.intent_id == shown.c.intent_id)
+def _write(whole: Table, *more: Table) -> Select[Any]:
+    """One statement that inserts a row, with more of the same intent (a foreign key is checked when it ends), and fails, dividing
+    by zero, unless the database kept each as it was given: a trigger that drops or changes one ends the transaction."""
+    rows = [_WRITTEN[table] for table in (whole, *more)]
+    columns = [*rows[0].c, *(row.c[name] for row in rows[1:] for name in row.c.keys() if name != "intent_id")]  # noqa: SIM118
+    kept = and_(*(column == bindparam(column.name, type_=column.type) for column in columns))
+    source: FromClause = select(literal_column("1").label("one")).subquery("given").outerjoin(rows[0], true())
+    for row in rows[1:]:
+        source = source.outerjoin(row, row.c.intent_id == rows[0].c.intent_id)
+    return select(*columns, (literal_column("1") // cast(kept.is_(true()), Integer)).label("kept")).select_from(source)
 
 
-WRITE: dict[str, Select[Any]] = {"intent": _both(), "completion": select(*_WRITTEN[completions].c, _XID)}
-"""What writes a record of each kind, and gives back the whole row with its transaction's `xid`."""
+WRITE: dict[str, Select[Any]] = {"intent": _write(intents, details), "completion": _write(completions)}
+"""What writes a record of each kind, and gives back the whole row."""
