@@ -37,9 +37,12 @@ class TokenFacts:
     public_keys: dict[KeyName, bytes] = field(default_factory=dict)
 
 
-def serving_token(config: TokenConfig, so_pin: str, user_pin: str, *, ring: str = "main") -> TokenFacts:
-    """Make version 1 of `ring` and every key that a vault serves with. Raises CeremonyRefused; nothing is replaced."""
-    return _ceremony(config, so_pin, user_pin, SERVING_KEYS, RingMaster(ring, 1))
+def serving_token(config: TokenConfig, so_pin: str, user_pin: str, *, ring: str | None = "main") -> TokenFacts:
+    """Make version 1 of `ring` and every key that a vault serves with. Raises CeremonyRefused; nothing is replaced.
+
+    `ring` None makes no master: where there are two sites, `master_ceremony` makes it for both.
+    """
+    return _ceremony(config, so_pin, user_pin, SERVING_KEYS, None if ring is None else RingMaster(ring, 1))
 
 
 def log_token(config: TokenConfig, user_pin: str) -> TokenFacts:

@@ -109,3 +109,10 @@ class RowChanged(KeyVaultError):
 
     code = "row_changed"
     fix = "Read the record again and retry."
+
+
+class CeremonyMessageInvalid(KeyVaultError):
+    """A message of the ceremony does not hold."""
+
+    code = "ceremony_message_invalid"
+    fix = "Stop, and ask the other officer what was sent; nothing was changed here. A new ceremony takes a new version."
