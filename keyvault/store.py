@@ -163,6 +163,12 @@ class KeyStore:
         counted = select(c.ring_version, func.count().label("held")).where(c.ring == ring).group_by(c.ring_version)
         return {row.ring_version: row.held for row in transaction.execute(counted)}
 
+    def key_page(self, transaction: Transaction, limit: int, *, after: UUID, unsynced: bool = False) -> list[WrappedKey]:
+        """At most `limit` keys in the order of their ids, above that one; `unsynced` are those that wait for a receipt."""
+        c = wrapped_key.c
+        query = select(wrapped_key).where(c.dek_id > after).order_by(c.dek_id).limit(limit)
+        return [_key(row) for row in transaction.execute(query.where(c.synced != c.row_version) if unsynced else query)]
+
     def rings(self, transaction: Transaction) -> list[str]:
         """The names of every ring that has a version."""
         return list(transaction.scalars(select(ring_version.c.ring).distinct().order_by(ring_version.c.ring)))
@@ -223,6 +229,11 @@ class TombstoneStore:
     def untold(self, transaction: Transaction, limit: int = 500) -> list[Tombstone]:
         """Tombstones that the other site has not confirmed, oldest first."""
         query = select(tombstone).where(tombstone.c.peer_erased_at.is_(None)).order_by(tombstone.c.erased_at).limit(limit)
+        return [_tombstone(row) for row in transaction.execute(query)]
+
+    def page(self, transaction: Transaction, limit: int, *, after: UUID) -> list[Tombstone]:
+        """At most `limit` tombstones in the order of their voices, above that one."""
+        query = select(tombstone).where(tombstone.c.voice_id > after).order_by(tombstone.c.voice_id).limit(limit)
         return [_tombstone(row) for row in transaction.execute(query)]
 
     def unshredded(self, transaction: Transaction) -> list[Tombstone]:
