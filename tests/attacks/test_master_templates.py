@@ -162,11 +162,14 @@ def against_weak_masters(config: TokenConfig) -> dict[str, tuple[str, bool]]:
 
     def by_user(session: TokenSession, made: list[int]) -> dict[str, tuple[str, bool]]:
         answers = {}
+        before = set(session.find({Attribute.TOKEN: True}))
         for case, handle in zip(CASES, made, strict=True):
             master = keep_master(session, handle, {Attribute.TOKEN: False, **case.user})
             attacker, row = attacker_on(session, master)
             answer, key = attempt(case.attack, attacker)
             answers[case.attack.__name__] = (answer, opens(key, row))
+        for loot in set(session.find({Attribute.TOKEN: True})) - before:  # or no start accepts this token any more
+            session.calls.destroy(session.handle, loot)
         return answers
 
     return in_ceremony(config, by_officer, by_user)
