@@ -40,6 +40,15 @@ class RingMaster:
     def label(self) -> str:
         return f"ring/{self.ring}/{self.version}"
 
+    @classmethod
+    def named(cls, label: str) -> RingMaster:
+        """The master of this label. Raises ValueError for a label that is none."""
+        kind, _, rest = label.partition("/")
+        ring, _, version = rest.rpartition("/")
+        if kind != "ring" or not ring or not version.isdecimal():
+            raise ValueError(f"{label!r} is no ring master's label")
+        return cls(ring, int(version))
+
 
 class NewDek(Protocol):
     """A voice's AES-256 key just made in the token, for sealing only, until the `with` block ends."""

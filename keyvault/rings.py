@@ -45,19 +45,62 @@ class Rings:
             raise RowChanged(f"{master.label} was registered by another transaction, and is not active")
 
     def serving(self, transaction: Transaction, ring: str) -> RingMaster:
-        """The master that new keys are wrapped under: the newest version, and no other where that one may not serve.
+        """The master that new keys are wrapped under: the ring's active version, and no other where there is none.
 
         Raises KeyNotFound, KeyStateForbids, RecordTampered, and HsmUnavailable where the token does not hold it.
         """
-        versions = self._checked(transaction, ring)
-        if not versions:
-            raise KeyNotFound(f"ring {ring!r} has no version")
-        newest = versions[-1]
-        require_use(newest.state, KeyUse.SEAL)
-        master = RingMaster(ring, newest.version)
+        master = self.active(transaction, ring)
         if master not in self._hsm.masters():
             raise HsmUnavailable(f"{master.label} serves, and this token does not hold it")
         return master
+
+    def active(self, transaction: Transaction, ring: str) -> RingMaster:
+        """The ring's active version, whether or not this process serves it yet. Raises KeyNotFound, KeyStateForbids."""
+        versions = self._checked(transaction, ring)
+        if not versions:
+            raise KeyNotFound(f"ring {ring!r} has no version")
+        active = [version for version in versions if version.state is KeyState.ACTIVE]
+        if not active:
+            require_use(versions[-1].state, KeyUse.SEAL)
+        return RingMaster(ring, active[-1].version)
+
+    def version(self, transaction: Transaction, master: RingMaster) -> RingVersion:
+        """Exactly this version's row. Raises KeyNotFound, RecordTampered."""
+        for version in self._checked(transaction, master.ring):
+            if version.version == master.version:
+                return version
+        raise KeyNotFound(f"{master.label} is no version that this site knows")
+
+    def known(self, transaction: Transaction) -> tuple[RingMaster, ...]:
+        """Every master that may be in this site's token, of any ring: those that wait, serve or only open; not the destroyed."""
+        rows = [row for ring in self._store.rings(transaction) for row in self._checked(transaction, ring)]
+        return tuple(RingMaster(row.ring, row.version) for row in rows if row.state is not KeyState.DESTROYED)
+
+    def mirror(
+        self, transaction: Transaction, master: RingMaster, state: KeyState, now: datetime, *, reason: str | None = None
+    ) -> None:
+        """Write what the sites agreed on into the row that the workers read. Idempotent.
+
+        Agreement was checked elsewhere, so any state may come; `reason` None keeps the one that stands. Raises RecordTampered,
+        RowChanged.
+        """
+        found = [row for row in self._checked(transaction, master.ring) if row.version == master.version]
+        if not found:
+            new = RingVersion(master.ring, master.version, state, now, reason=reason or "")
+            if not self._store.add_ring_version(transaction, replace(new, mac=self._mac.make(RingVersion.DOMAIN, *new.fields))):
+                raise RowChanged(f"{master.label} was entered by another transaction")
+            return
+        old = found[0]
+        ended = state is KeyState.DESTROYED
+        changed = replace(
+            old,
+            state=state,
+            reason=old.reason if reason is None else reason,
+            destroy_at=None if ended else old.destroy_at,
+        )
+        if changed != old:
+            new = replace(changed, row_version=old.row_version + 1)
+            self._store.replace_ring_version(transaction, old, replace(new, mac=self._mac.make(RingVersion.DOMAIN, *new.fields)))
 
     def _checked(self, transaction: Transaction, ring: str) -> list[RingVersion]:
         versions = self._store.ring_versions(transaction, ring)

@@ -44,6 +44,55 @@ class PeerUnheard(KeyVaultError):
     fix = "Bring the link to the other site up; transactions wait, and the old versions serve meanwhile."
 
 
+class PeerUnavailable(KeyVaultError):
+    """The other site does not answer."""
+
+    code = "peer_unavailable"
+    fix = "Bring the other site and the link to it up; the old versions serve meanwhile, and nothing is decided by waiting."
+
+
+class PeerRefused(KeyVaultError):
+    """The other site refused, for a reason that this release does not know."""
+
+    code = "peer_refused"
+    fix = "Run the same release at both sites; the other site's log has the reason."
+
+
+class SiteUnfounded(KeyVaultError):
+    """This site has no sync state yet."""
+
+    code = "site_unfounded"
+    fix = "Found the cluster from its roster, or join it as a replacement, before anything is agreed here."
+
+
+class TokenForeign(KeyVaultError):
+    """This token is not the one that the signed roster names for this site."""
+
+    code = "token_not_in_roster"
+    fix = "Put the roster's token back, or have officers replace this site in the roster by the new token."
+
+
+class KeyStillReferenced(SyncRefused):
+    """Stored keys are still wrapped under this version."""
+
+    code = "key_still_referenced"
+    fix = "Re-wrap this site's keys to the serving version first; `glottis keys rewrap` goes on where it stopped."
+
+
+class VoiceErased(KeyVaultError):
+    """This voice was erased; its key is never taken again."""
+
+    code = "voice_erased"
+    fix = "Take over the tombstones of the other site; a copy from before the erasure brings no voice back."
+
+
+class SyncStoreUnavailable(KeyVaultError):
+    """The database did not keep a step of the sync."""
+
+    code = "sync_store_unavailable"
+    fix = "Bring the site's database up and repeat the step: it is done once, however often it is asked for."
+
+
 class SiteBehind(KeyVaultError):
     """This site lacks epochs that the other site has closed."""
 

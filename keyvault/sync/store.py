@@ -6,9 +6,39 @@ one site sends the other: wrapped keys or tombstones, and the receipts that both
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, DateTime, ForeignKey, LargeBinary, Table, Text, Uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
+from hashlib import sha256
+from typing import Any
+from uuid import UUID
 
-from keyvault.database import metadata
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    DateTime,
+    ForeignKey,
+    LargeBinary,
+    Row,
+    Table,
+    Text,
+    Uuid,
+    delete,
+    func,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from keyvault.database import Database, Transaction, metadata
+from keyvault.errors import RowChanged
+from keyvault.records import Field, RecordMac
+from keyvault.sync.errors import SitesDiverged, SyncStoreUnavailable
+from keyvault.sync.statement import Certificate
 
 sync_state = Table(
     "sync_state",
@@ -79,3 +109,132 @@ key_schedule = Table(
     Column("mac", LargeBinary, nullable=False),
 )
 """`plan` is canonical JSON; the MAC covers every column."""
+
+
+HEARD = UUID(int=0)
+"""The one row of `sync_batch` that is no batch: the other site's newest signed status, and when it came."""
+
+
+@contextmanager
+def lasting(database: Database) -> Iterator[Transaction]:
+    """A transaction that is on disk when the block ends. Raises SyncStoreUnavailable; the outcome is unknown if that was COMMIT."""
+    try:
+        with database.begin() as transaction:
+            transaction.execute(text("SET LOCAL synchronous_commit = on"))
+            yield transaction
+    except (DBAPIError, PoolTimeout) as problem:
+        # The driver's message may quote the statement's values: its kind says enough.
+        raise SyncStoreUnavailable(type(problem).__name__) from None
+
+
+@dataclass(frozen=True)
+class StoredBatch:
+    """A batch that both sites signed. `kind` is `keys` or `tombstones`, with `-told` once the other site has our signature."""
+
+    batch: UUID
+    kind: str
+    records: bytes
+    own_receipt: bytes | None
+    peer_receipt: bytes | None
+    created_at: datetime
+    mac: bytes = b""
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """What the MAC covers."""
+        return (self.batch, self.kind, self.records, self.own_receipt, self.peer_receipt, self.created_at)
+
+
+class SyncStore:
+    """A site's sync state, its certificates and batches. What carries a MAC is checked before anybody sees it."""
+
+    def __init__(self, mac: RecordMac) -> None:
+        self._mac = mac
+
+    def unchecked_state(self, transaction: Transaction, site: str) -> bytes | None:
+        """The state as it lies, for naming a foreign token: never to act on."""
+        row = self._state_row(transaction, site)
+        return None if row is None else bytes(row.state)
+
+    def state(self, transaction: Transaction, site: str) -> bytes | None:
+        """The site's state. Raises RecordTampered."""
+        row = self._state_row(transaction, site)
+        if row is None:
+            return None
+        self._mac.check(bytes(row.mac), "sync_state", site, bytes(row.state))
+        return bytes(row.state)
+
+    def save_state(self, transaction: Transaction, site: str, state: bytes, replaces: bytes) -> None:
+        """Compare and swap, by the SHA-256 of what stands there (empty: nothing). Raises RowChanged."""
+        values = {"site": site, "state": state, "mac": self._mac.make("sync_state", site, state)}
+        c = sync_state.c
+        first = upsert(sync_state).values(values).on_conflict_do_nothing().returning(c.site)
+        unchanged = (c.site == site) & (func.sha256(c.state) == replaces)
+        following = update(sync_state).where(unchanged).values(values).returning(c.site)
+        if transaction.execute(following if replaces else first).one_or_none() is None:
+            raise RowChanged(f"site {site}'s sync state was changed by another process")
+
+    def file_certificate(self, transaction: Transaction, epoch: int, certificate: bytes, head: bytes) -> None:
+        """Keep an epoch's certificate for ever; the first one stays. Raises SitesDiverged where the filed one has another head."""
+        values = {"epoch": epoch, "certificate": certificate}
+        transaction.execute(upsert(sync_certificate).values(values).on_conflict_do_nothing())
+        filed = self.certificates(transaction, epoch - 1)[0]
+        if filed != certificate and Certificate.decode(filed).head != head:
+            raise SitesDiverged(f"another certificate of epoch {epoch} is filed here")
+
+    def certificates(self, transaction: Transaction, after: int = 0) -> list[bytes]:
+        """Every certificate of the epochs above `after`, in order."""
+        c = sync_certificate.c
+        query = select(c.certificate).where(c.epoch > after).order_by(c.epoch)
+        return [bytes(row) for row in transaction.scalars(query)]
+
+    def file_evidence(self, transaction: Transaction, site: str, evidence: bytes, now: datetime) -> None:
+        """Keep proof that a site's HSM signed two histories. Idempotent."""
+        values = {"digest": sha256(evidence).digest(), "site": site, "evidence": evidence, "created_at": now}
+        transaction.execute(upsert(sync_evidence).values(values).on_conflict_do_nothing())
+
+    def evidence(self, transaction: Transaction) -> list[bytes]:
+        """Every proof that is filed here, oldest first."""
+        return [bytes(row) for row in transaction.scalars(select(sync_evidence.c.evidence).order_by(sync_evidence.c.created_at))]
+
+    def keep_heard(self, transaction: Transaction, status: bytes, now: datetime) -> None:
+        """Remember the other site's signed status and when it was heard."""
+        transaction.execute(delete(sync_batch).where(sync_batch.c.batch == HEARD))
+        self.add_batch(transaction, StoredBatch(HEARD, "heard", status, None, None, now))
+
+    def heard(self, transaction: Transaction) -> tuple[bytes, datetime] | None:
+        """The other site's newest signed status and when it was heard; None for never. Raises RecordTampered."""
+        found = self.batch(transaction, HEARD)
+        return None if found is None else (found.records, found.created_at)
+
+    def add_batch(self, transaction: Transaction, batch: StoredBatch) -> None:
+        """Keep it, with its MAC; one that is there stays."""
+        transaction.execute(upsert(sync_batch).values(self._sealed(batch)).on_conflict_do_nothing())
+
+    def batch(self, transaction: Transaction, batch: UUID) -> StoredBatch | None:
+        """Raises RecordTampered."""
+        row = transaction.execute(select(sync_batch).where(sync_batch.c.batch == batch)).one_or_none()
+        return None if row is None else self._batch(row)
+
+    def untold_batches(self, transaction: Transaction) -> list[StoredBatch]:
+        """Batches that this site signed last and whose signature the other site has not confirmed, oldest first."""
+        c = sync_batch.c
+        query = select(sync_batch).where(c.kind.in_(("keys", "tombstones"))).order_by(c.created_at)
+        return [self._batch(row) for row in transaction.execute(query)]
+
+    def told_batch(self, transaction: Transaction, batch: StoredBatch) -> None:
+        """The other site has our signature."""
+        told = replace(batch, kind=f"{batch.kind}-told")
+        transaction.execute(update(sync_batch).where(sync_batch.c.batch == batch.batch).values(self._sealed(told)))
+
+    def _state_row(self, transaction: Transaction, site: str) -> Row[Any] | None:
+        return transaction.execute(select(sync_state).where(sync_state.c.site == site)).one_or_none()
+
+    def _sealed(self, batch: StoredBatch) -> dict[str, Any]:
+        return {**vars(batch), "mac": self._mac.make("sync_batch", *batch.fields)}
+
+    def _batch(self, row: Row[Any]) -> StoredBatch:
+        own, peer = (None if value is None else bytes(value) for value in (row.own_receipt, row.peer_receipt))
+        batch = StoredBatch(row.batch, row.kind, bytes(row.records), own, peer, row.created_at, bytes(row.mac))
+        self._mac.check(batch.mac, "sync_batch", *batch.fields)
+        return batch
