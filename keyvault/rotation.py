@@ -145,7 +145,7 @@ class Rewrapping:
         return Source(master.version, found.state if found else None, keys, refusal)
 
     def run(
-        self, plan: Plan, part: Part = Part(), *, rate: float | None = None, tell: Callable[[Outcome], None] = lambda _: None
+        self, plan: Plan, part: Part, *, rate: float | None = None, tell: Callable[[Outcome], None] = lambda _: None
     ) -> Outcome:
         """Move every key of `part`, at most `rate` a second, until a pass finds nothing more; `tell` hears of each page.
 

@@ -32,8 +32,9 @@ ALLOWED: Mapping[KeyState, frozenset[KeyUse]] = {
     KeyState.ACTIVE: frozenset({KeyUse.SEAL, KeyUse.OPEN, KeyUse.REWRAP}),
     KeyState.SUSPENDED: frozenset(),
     KeyState.DEACTIVATED: frozenset({KeyUse.OPEN, KeyUse.REWRAP}),
-    # The standard leaves opening under a compromised key to special permission; ordinary requests have none.
-    KeyState.COMPROMISED: frozenset(),
+    # The standard leaves opening under a compromised key to special permission; ordinary requests have none. To move a key
+    # from under it opens nothing, and is what mends the damage.
+    KeyState.COMPROMISED: frozenset({KeyUse.REWRAP}),
     KeyState.DESTROYED: frozenset(),
 }
 

@@ -14,11 +14,15 @@ def test_only_an_active_key_protects_new_data() -> None:
     assert [state for state in KeyState if KeyUse.SEAL in ALLOWED[state]] == [KeyState.ACTIVE]
 
 
-@pytest.mark.parametrize("state", [KeyState.PRE_ACTIVATION, KeyState.SUSPENDED, KeyState.COMPROMISED, KeyState.DESTROYED])
+@pytest.mark.parametrize("state", [KeyState.PRE_ACTIVATION, KeyState.SUSPENDED, KeyState.DESTROYED])
 def test_these_states_allow_nothing(state: KeyState) -> None:
     for use in KeyUse:
         with pytest.raises(KeyStateForbids, match=state.value):
             require_use(state, use)
+
+
+def test_from_under_a_compromised_key_things_move_and_nothing_more() -> None:
+    assert ALLOWED[KeyState.COMPROMISED] == {KeyUse.REWRAP}
 
 
 def test_a_deactivated_key_still_opens_what_it_sealed() -> None:
