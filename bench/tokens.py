@@ -47,9 +47,10 @@ from policies.registry import Registry
 from policies.store import PolicyStore, used_token
 from policies.tokens import Entitlement, TokenMint, TokenVerifier, jwk_thumbprint
 from service import bringup, certificates
+from service.key_events import KeyEventRecorder
 from service.refusal_counts import RefusalCounts
 from service.settings import Settings
-from service.wiring import AUDIENCE, KeyEventRecorder, connect, serving_hsm
+from service.wiring import AUDIENCE, connect, serving_hsm
 
 TENANT, CLIENT, TEXT = "bench", "app", "The quick brown fox jumps over the lazy dog."
 SPEECH_PATH, TOKEN_PATH = "/v1/audio/speech", "/oauth/token"

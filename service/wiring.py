@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 from sqlalchemy import create_engine
 
 from keyvault.database import Database, Transaction
 from keyvault.errors import KeyNotFound
-from keyvault.events import KeyEvent
 from keyvault.hsm import Hsm, KeyName
 from keyvault.keys import VoiceKeys
 from keyvault.locked import LockedBuffer
@@ -24,12 +22,12 @@ from policies.authority import Voice
 from policies.engine import PolicyEngine
 from policies.gate import Gate
 from policies.grants import VerifiedProof
-from policies.intents import Intent, Intents
 from policies.minting import Minting
 from policies.proofs import ProofVerifier
 from policies.registry import Registry
 from policies.store import PolicyStore, durable
 from policies.tokens import TokenMint, TokenVerifier, jwks
+from service.key_events import KeyEventRecorder
 from service.refusal_counts import RefusalCounts
 from service.settings import Settings
 from service.site import Site, token_config
@@ -51,19 +49,6 @@ SPEAKING_AT_ONCE = 1
 """Syntheses at once in one worker: each keeps one core busy, and workers are started by the core."""
 IN_LINE = 64
 """Requests that may wait for their turn in one worker, each with its voice open: a dozen kilobytes of locked memory."""
-
-
-@dataclass(frozen=True)
-class KeyEventRecorder:
-    """Key events become intents of the audit log, in the transaction that they happen in."""
-
-    intents: Intents
-
-    def record(self, transaction: Transaction, event: KeyEvent) -> None:
-        facts: dict[str, str | int | None] = {name: value for name, value in event.facts.items() if name not in ("tenant", "voice")}
-        tenant, voice = str(event.facts.get("tenant", "glottis")), event.facts.get("voice")
-        found = UUID(str(voice)) if voice is not None else None
-        self.intents.append(transaction, Intent(event.action, "allowed", tenant, "glottis", found, "keys", facts))
 
 
 def connect(url: str) -> Database:
