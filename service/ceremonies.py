@@ -1,0 +1,228 @@
+"""One site's side of the two-host ceremony: the token's steps, the officer's signature, and what is kept of each version.
+
+The folder `officer/ceremonies/RING-VERSION` holds the newest messages of every version that was ever begun here, so that a
+cut-off step can be begun again and no number is used twice. The token works in a child under its owner's account. On one
+machine `play` holds both sides.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from keyvault.ceremony_messages import NONCE, ORDER, Plan, Seat, Step, Transcript
+from keyvault.errors import CeremonyRefused
+from keyvault.hsm import RingMaster
+from keyvault.sync.roster import Roster
+from keyvault.sync.signatures import verify_p256
+from service.ceremony_steps import Facts, TokenProcess, token_process
+from service.errors import OfficerKeyRefused
+from service.isolation import Account, establish
+from service.officers import OfficerKey, person_of
+from service.settings import Secret, Settings
+from service.site import Site
+
+OAEP = "SHA_1"  # what SoftHSM 2.6.1 has; a hardware module's site may plan with SHA256
+
+
+@dataclass(frozen=True)
+class TokenPins:
+    """Asked for when a step needs them, and kept nowhere."""
+
+    officer: Callable[[], str] = field(repr=False)
+    user: Callable[[], str] = field(repr=False)
+
+    @classmethod
+    def of_development(cls, settings: Settings) -> TokenPins:
+        """Where the development installation keeps them."""
+        return cls(Secret(settings.officer_dir / "serving.so-pin").read, settings.serving_pin.read)
+
+
+class Desk:
+    """One officer at one site: everything that this side of a ceremony does. Messages go in and out as transcripts so far.
+
+    Every method raises CeremonyMessageInvalid for messages that do not hold, CeremonyRefused where a step does not fit what
+    is there, and StepFailed with what the token's step said.
+    """
+
+    def __init__(self, settings: Settings, roster: Roster, key: OfficerKey, pins: TokenPins) -> None:
+        self._settings, self._roster, self._key, self._pins = settings, roster, key, pins
+        self.officer = person_of(key, roster)
+        self._account: Account = establish(settings.state_dir, settings.site).vault
+        self._folder = settings.officer_dir / "ceremonies"
+
+    def begin(self, ring: str, receiver: str, version: int | None = None, oaep: str = OAEP) -> Transcript:
+        """Plan the next version of `ring`, to be made here and received at the other site by the officer `receiver`."""
+        lowest = 1 + max(self._used(ring), default=0)
+        if version is not None and version < lowest:
+            raise CeremonyRefused(f"version {version} of {ring} may have been used: {lowest} is the lowest that is free")
+        others = [site for site in self._roster.sites if site.name != self._settings.site]
+        if len(others) != 1:
+            raise CeremonyRefused("a ceremony is between the roster's two sites, and this is to be one of them")
+        other = others[0]
+        seats = (Seat(self._settings.site, self._serial(), self.officer), Seat(other.name, other.token_serial, receiver))
+        now, nonce = datetime.now(UTC), os.urandom(NONCE)
+        try:
+            plan = Plan(self._roster.cluster, ring, version or lowest, self._roster.digest, *seats, oaep, now, nonce)
+        except ValueError as error:
+            raise CeremonyRefused(f"this cannot be planned: {error}") from error
+        plan.check(self._roster)
+        return self._kept(Transcript.begun(plan, self._key))
+
+    @contextmanager
+    def offer(self, plan: Transcript) -> Iterator[Offer]:
+        """Make the one-time key; it lives until the block ends, and in it the maker's answer can be taken."""
+        self._require(plan, Step.PLAN, self._seat(plan, Step.OFFER))
+        self._require_fresh(plan)
+        with token_process(self._settings, self._account, "receive") as token:
+            said = token.ask(**_about(plan), so_pin=self._pins.officer(), user_pin=self._pins.user(), oaep=plan.plan.oaep)
+            offered = plan.followed(self._key, content=base64.b64decode(said["transport"]))
+            yield Offer(self, token, self._kept(offered))
+
+    def send(self, offered: Transcript) -> Transcript:
+        """Make the master here and wrap it for the offer, once."""
+        self._require(offered, Step.OFFER, self._seat(offered, Step.MASTER))
+        kept = self._known(offered.plan.master)
+        if kept is None or kept.plan != offered.plan:
+            raise CeremonyRefused("this ceremony was not begun here")
+        if len(kept.messages) > 1:
+            raise CeremonyRefused(f"version {offered.plan.version} was sent before: abandon it and begin a new one")
+        transport = base64.b64encode(offered.newest.content).decode()
+        pins = {"so_pin": self._pins.officer(), "user_pin": self._pins.user()}
+        said = self._token("send", **_about(offered), **pins, transport=transport, oaep=offered.plan.oaep)
+        wrapped = base64.b64decode(said["wrapped"])
+        return self._kept(offered.followed(self._key, content=wrapped, attributes=tuple(said["attributes"])))
+
+    def close(self, received: Transcript) -> Transcript:
+        """Sign that both tokens hold the master: the transcript is whole."""
+        self._require(received, Step.RECEIPT, self._seat(received, Step.CLOSE))
+        own = self._known(received.plan.master)
+        if own is None:
+            raise CeremonyRefused("this ceremony was not begun here")
+        received.check_follows(own, Step.RECEIPT)
+        return self._kept(received.followed(self._key))
+
+    def keep(self, transcript: Transcript) -> None:
+        """Keep the whole transcript at the receiver's site too."""
+        transcript.check(self._roster, verify_p256)
+        own = self._known(transcript.plan.master)
+        if own is not None:
+            transcript.check_follows(own, Step.CLOSE)
+        self._kept(transcript)
+
+    def abandon(self, master: RingMaster, agreed: Callable[[RingMaster], bool]) -> int:
+        """Destroy what is left here of a ceremony that came to nothing; returns the number of objects. Its number stays used.
+
+        `agreed` says whether the sites' table names this version. Raises CeremonyRefused for one that it names, that this
+        site serves, that is whole, or that no ceremony began here.
+        """
+        kept = self._known(master)
+        if kept is None:
+            raise CeremonyRefused(f"no ceremony of {master.label} was begun here")
+        if kept.complete or master in Site.load(self._settings.site_file).masters or agreed(master):
+            raise CeremonyRefused(f"{master.label} is in use: it is destroyed by approval only, see `glottis keys destroy`")
+        said = self._token("remove", ring=master.ring, version=master.version, user_pin=self._pins.user())
+        return int(said["objects"])
+
+    def open_ones(self) -> list[Transcript]:
+        """Ceremonies begun here that are not whole."""
+        return [story for story in self._all() if not story.complete]
+
+    def take(self, token: TokenProcess, offered: Transcript, answer: Transcript) -> Transcript:
+        """See `Offer.take`."""
+        self._require(answer, Step.MASTER, self._seat(answer, Step.RECEIPT))
+        answer.check_follows(offered, Step.MASTER)
+        said = token.ask(wrapped=base64.b64encode(answer.newest.content).decode())
+        received = answer.followed(self._key, attributes=tuple(said["attributes"]))
+        received.check(self._roster, verify_p256)
+        return self._kept(received)
+
+    def _require(self, story: Transcript, newest: Step, seat: Seat) -> None:
+        story.check(self._roster, verify_p256)
+        story.check_follows(story, newest)
+        if (seat.site, seat.token_serial) != (self._settings.site, self._serial()):
+            raise CeremonyRefused(f"the next step is for the token {seat.token_serial} of site {seat.site}")
+        if seat.officer != self.officer:
+            raise OfficerKeyRefused(f"the plan names {seat.officer} for this step, and this is a key of {self.officer}")
+
+    def _seat(self, story: Transcript, step: Step) -> Seat:
+        return story.plan.seat(step)
+
+    def _require_fresh(self, story: Transcript) -> None:
+        """The same plan may be offered for again as long as no master came; any other use of the number is the last."""
+        plan, kept = story.plan, self._known(story.plan.master)
+        begun_here = kept is not None and kept.plan == plan and len(kept.messages) <= ORDER.index(Step.MASTER)
+        used = self._used(plan.ring) - ({plan.version} if begun_here else set())
+        if plan.version <= max(used, default=0):
+            raise CeremonyRefused(
+                f"version {plan.version} of {plan.ring} may have been used here: let the maker begin with {max(used) + 1} or higher"
+            )
+
+    def _used(self, ring: str) -> set[int]:
+        """Numbers that were ever begun here, that the token holds, or that this site serves."""
+        held = self._token("versions", ring=ring, user_pin=self._pins.user())["versions"]
+        begun = {story.plan.version for story in self._all() if story.plan.ring == ring}
+        serving = {master.version for master in Site.load(self._settings.site_file).masters if master.ring == ring}
+        return set(held) | begun | serving
+
+    def _token(self, step: str, **request: object) -> Facts:
+        with token_process(self._settings, self._account, step) as token:
+            return token.ask(**request)
+
+    def _serial(self) -> str:
+        return Site.load(self._settings.site_file).tokens["serving"].serial
+
+    def _kept(self, story: Transcript) -> Transcript:
+        officer = Account.current()
+        officer.folder(self._folder)
+        officer.file(self._place(story.plan.master), story.encode())
+        return story
+
+    def _known(self, master: RingMaster) -> Transcript | None:
+        place = self._place(master)
+        return Transcript.read(place.read_bytes()) if place.exists() else None
+
+    def _all(self) -> list[Transcript]:
+        return [Transcript.read(path.read_bytes()) for path in sorted(self._folder.glob("*.ceremony"))]
+
+    def _place(self, master: RingMaster) -> Path:
+        return self._folder / f"{master.ring}-{master.version}.ceremony"
+
+
+@dataclass(frozen=True)
+class Offer:
+    """The receiver's half while its one-time key lives. `message` goes to the maker."""
+
+    desk: Desk
+    token: TokenProcess = field(repr=False)
+    message: Transcript
+
+    def take(self, answer: Transcript) -> Transcript:
+        """Put the maker's answer into the token: works once. The receipt goes back to the maker."""
+        return self.desk.take(self.token, self.message, answer)
+
+
+def play(maker: Desk, receiver: Desk, ring: str, version: int | None = None) -> Transcript:
+    """Both sides on one machine, in one go: for development and the demo. Returns the whole transcript, kept at both."""
+    plan = maker.begin(ring, receiver.officer, version)
+    with receiver.offer(plan) as offer:
+        received = offer.take(maker.send(offer.message))
+    whole = maker.close(received)
+    receiver.keep(whole)
+    return whole
+
+
+def make_alone(settings: Settings, pins: TokenPins, master: RingMaster) -> None:
+    """Make a master in a cluster of one site, where nothing is carried. Raises StepFailed."""
+    account = establish(settings.state_dir, settings.site).vault
+    with token_process(settings, account, "make") as token:
+        token.ask(ring=master.ring, version=master.version, so_pin=pins.officer(), user_pin=pins.user())
+
+
+def _about(story: Transcript) -> dict[str, object]:
+    return {"ring": story.plan.ring, "version": story.plan.version}
