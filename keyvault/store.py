@@ -173,6 +173,11 @@ class KeyStore:
         """The names of every ring that has a version."""
         return list(transaction.scalars(select(ring_version.c.ring).distinct().order_by(ring_version.c.ring)))
 
+    def masters(self, transaction: Transaction) -> list[RingMaster]:
+        """Every master that is not destroyed, by its row alone: what a token may hold before anything can check a MAC."""
+        query = select(ring_version.c.ring, ring_version.c.version).where(ring_version.c.state != KeyState.DESTROYED.value)
+        return sorted(RingMaster(row.ring, row.version) for row in transaction.execute(query))
+
     def hold_ring_version(self, transaction: Transaction, master: RingMaster) -> RingVersion | None:
         """This version; until `transaction` ends, nobody else changes it."""
         c = ring_version.c
