@@ -66,5 +66,5 @@ def _execute(driver: Any, statement: ClauseElement, values: Mapping[str, Any]) -
 @lru_cache(maxsize=64)
 def _in_words(statement: ClauseElement) -> tuple[str, Mapping[str, Any]]:
     """A statement in the driver's words, and the constants in it. Built once, it is put into words once."""
-    compiled = statement.compile(dialect=PGDialect_psycopg())
+    compiled = statement.compile(dialect=PGDialect_psycopg())  # type: ignore[no-untyped-call]  # SQLAlchemy's own
     return str(compiled), dict(compiled.params)

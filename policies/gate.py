@@ -40,7 +40,7 @@ from policies.errors import (
 from policies.grants import OPENING, Grant, Purpose, VerifiedProof, VerifiedToken
 from policies.intents import Facts, Intent, Intents, Outcome
 from policies.proofs import ProofVerifier, certificate_thumbprint
-from policies.store import PolicyStore, durable
+from policies.store import PolicyStore, Request, deciding, durable
 from policies.tokens import TokenVerifier
 
 ADMIT = "request.admit"
@@ -112,7 +112,7 @@ class Gate:
             raise
         try:
             _check_request(token, call)
-            with durable(self._database) as transaction:
+            with deciding(self._database) as transaction:
                 return self._admitted(transaction, token, proof)
         except (AuditError, AuditUnavailable):
             raise  # what the log could not take is not a refusal that it could take
@@ -137,12 +137,14 @@ class Gate:
         return token, proof
 
     def _admitted(self, transaction: Transaction, token: VerifiedToken, proof: VerifiedProof) -> Grant:
-        authority = self._store.authority(transaction, x5t_s256=token.x5t_s256, voice_id=token.voice, consent_id=token.consent)
+        """Two round trips: everything that is to be known, then the intent with the COMMIT."""
+        request = Request(token.x5t_s256, proof, token, token.voice, token.consent)
+        opening = self._store.open(transaction, request, *self._intents.place())
+        authority = opening.authority()
         client = _known(authority, token)
-        fresh_token, fresh_proof = self._store.consume(transaction, token, proof)
-        if not fresh_token:
+        if not opening.fresh_token:
             raise TokenReplayed()
-        if not fresh_proof:
+        if not opening.fresh_proof:
             raise ProofReplayed()
         # Read after consuming: a guard row may be forgotten once the token is over, and not before (store.RETENTION_S).
         now = self._clock()
@@ -151,7 +153,8 @@ class Gate:
         self._proofs.check_age(proof.issued_at)
         question = Question(token.purpose, client, authority.voice, authority.consent, self._territory, now)
         decided_by = self._engine.decide(question).require()
-        intent_id = self._intents.append(transaction, _intent("allowed", token, proof, {"policies": ",".join(decided_by)}))
+        intent = _intent("allowed", token, proof, {"policies": ",".join(decided_by)})
+        intent_id = self._intents.append(transaction, intent, opening.rows, commit=True)
         return Grant(token, proof, intent_id, decided_by)
 
 

@@ -33,7 +33,7 @@ from policies.gate import Refusals, key_details, record_refusal, refusal_details
 from policies.grants import OPENING, Purpose, VerifiedProof
 from policies.intents import Facts, Intent, Intents, Outcome
 from policies.proofs import ProofVerifier, certificate_thumbprint
-from policies.store import PolicyStore, durable
+from policies.store import Opening, PolicyStore, Request, deciding
 from policies.tokens import MAX_CHARS, TOKEN_LIFETIME_S, Entitlement, TokenMint
 
 MINT = "token.mint"
@@ -169,11 +169,14 @@ class Minting:
             raise
         client: Client | None = None
         try:
-            with durable(self._database) as transaction:
-                client = self._client(transaction, proof, x5t_s256)
-                entitlement, decided_by = self._entitled(transaction, client, wish, proof)
+            with deciding(self._database) as transaction:
+                asked = Request(x5t_s256, proof, voice=wish.voice, consent=wish.consent)
+                opening = self._store.open(transaction, asked, *self._intents.place())
+                client = _client(opening, proof)
+                entitlement, decided_by = self._entitled(transaction, client, opening, wish, proof)
                 facts = {"jti": entitlement.jti, "policies": ",".join(decided_by), **key_details(entitlement.key)}
-                intent_id = self._intents.append(transaction, _intent("allowed", client, wish, proof, facts))
+                intent = _intent("allowed", client, wish, proof, facts)
+                intent_id = self._intents.append(transaction, intent, opening.rows, commit=True)
         except (AuditError, AuditUnavailable):
             raise  # what the log could not take is not a refusal that it could take
         except PolicyError as refusal:
@@ -194,23 +197,14 @@ class Minting:
         proof = self._proofs.verify(request.proof, request.method, request.path, None)
         return Wish.parse(request.authorization_details), proof, certificate_thumbprint(request.certificate_der)
 
-    def _client(self, transaction: Transaction, proof: VerifiedProof, x5t_s256: str) -> Client:
-        """The client that holds this certificate and this key. Raises ClientUnknown, BindingMismatch."""
-        client = self._store.authority(transaction, x5t_s256=x5t_s256, voice_id=None, consent_id=None).client
-        if client is None:
-            raise ClientUnknown()
-        if not compare_digest(client.jkt, proof.jkt):
-            raise BindingMismatch("not the client's DPoP key")
-        return client
-
     def _entitled(
-        self, transaction: Transaction, client: Client, wish: Wish, proof: VerifiedProof
+        self, transaction: Transaction, client: Client, opening: Opening, wish: Wish, proof: VerifiedProof
     ) -> tuple[Entitlement, tuple[str, ...]]:
-        """What the token will say, and the policies that allow it; the proof is used up."""
-        if not self._store.consume_proof(transaction, proof):
+        """What the token will say, and the policies that allow it."""
+        if not opening.fresh_proof:
             raise ProofReplayed()
         self._proofs.check_age(proof.issued_at)
-        authority = self._store.authority(transaction, x5t_s256=client.cert_sha256, voice_id=wish.voice, consent_id=wish.consent)
+        authority = opening.authority()
         require_rows(wish.purpose, authority)
         question = Question(wish.purpose, client, authority.voice, authority.consent, self._territory, self._clock())
         decided_by = self._engine.decide(question).require()
@@ -228,6 +222,15 @@ class Minting:
             max_chars=wish.max_chars,
         )
         return entitlement, decided_by
+
+
+def _client(opening: Opening, proof: VerifiedProof) -> Client:
+    """The client that holds this certificate and this key. Raises ClientUnknown, BindingMismatch."""
+    if opening.client is None:
+        raise ClientUnknown()
+    if not compare_digest(opening.client.jkt, proof.jkt):
+        raise BindingMismatch("not the client's DPoP key")
+    return opening.client
 
 
 def _intent(outcome: Outcome, client: Client, wish: Wish, proof: VerifiedProof, more: Facts) -> Intent:

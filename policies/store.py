@@ -6,9 +6,10 @@ do what. Every change is a compare-and-swap on `row_version`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -22,7 +23,6 @@ from sqlalchemy import (
     ForeignKey,
     Integer,
     LargeBinary,
-    Row,
     Table,
     Text,
     Uuid,
@@ -37,9 +37,9 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from keyvault.database import Database, Transaction, metadata
+from keyvault.database import Database, Rows, Statement, Transaction, metadata, send
 from keyvault.errors import RecordTampered
-from keyvault.records import RecordMac
+from keyvault.records import Field, RecordMac, canonical
 from policies.authority import Authority, Client, ClientState, Voice, VoiceState
 from policies.consent import Consent, ConsentState
 from policies.errors import AuditUnavailable, AuthorityRowTampered, RowChanged
@@ -107,6 +107,7 @@ used_proof = Table(
     Column("expires_at", DateTime(timezone=True), nullable=False, index=True),
 )
 
+MAC_BYTES = 16
 RETENTION_S = 2 * CLOCK_TOLERANCE_S
 """How long a used token or proof is remembered beyond the last moment at which some clock would accept it.
 
@@ -144,6 +145,7 @@ _CONSUME = select(
 )
 # A gate that cannot finish while the token lives has no reason to hold its locks.
 _DURABLE = text("SELECT set_config('synchronous_commit', 'on', true), set_config('statement_timeout', '5s', true)")
+_ROWS_REMEMBERED = 4096
 
 
 @contextmanager
@@ -152,13 +154,43 @@ def durable(database: Database) -> Iterator[Transaction]:
 
     If the connection is lost while it commits, the outcome is unknown: the token may have been used up all the same.
     """
+    with deciding(database) as transaction:
+        transaction.execute(_DURABLE)
+        yield transaction
+
+
+@contextmanager
+def deciding(database: Database) -> Iterator[Transaction]:
+    """The same for a transaction that begins with `PolicyStore.open`, which makes it durable in its own first round trip."""
     try:
         with database.begin() as transaction:
-            transaction.execute(_DURABLE)
             yield transaction
     except (DBAPIError, PoolTimeout) as problem:
         # The driver's message may quote the statement's values: its kind says enough.
         raise AuditUnavailable(type(problem).__name__) from None
+
+
+@dataclass(frozen=True)
+class Request:
+    """Who asks for what: the rows that a decision needs, and what it uses up. The token endpoint has no token yet."""
+
+    x5t_s256: str
+    proof: VerifiedProof
+    token: VerifiedToken | None = None
+    voice: UUID | None = None
+    consent: UUID | None = None
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What the first round trip of a decision found: the client, whether token and proof were fresh, the answers to `then`."""
+
+    client: Client | None
+    authority: Callable[[], Authority]
+    """The client's row with the others, each checked when this is called. Raises AuthorityRowTampered."""
+    fresh_token: bool
+    fresh_proof: bool
+    rows: Sequence[Rows]
 
 
 class PolicyStore:
@@ -166,17 +198,32 @@ class PolicyStore:
 
     def __init__(self, mac: RecordMac) -> None:
         self._mac = mac
+        self._checked: set[bytes] = set()
 
-    def authority(self, transaction: Transaction, *, x5t_s256: str, voice_id: UUID | None, consent_id: UUID | None) -> Authority:
-        """In one query: the client with this certificate, the voice, and the voice's consent or else the one named.
+    def open(self, transaction: Transaction, request: Request, *then: Statement) -> Opening:
+        """The whole first half of a decision in one round trip: durable from here on, authority rows, guards, and `then`.
 
-        Raises AuthorityRowTampered.
+        Authority is one query: the client with this certificate, the voice, and the voice's consent or else the one named.
+        Raises AuthorityRowTampered. A transaction that is rolled back used up neither token nor proof.
         """
-        named = {"x5t_s256": x5t_s256, "voice_id": voice_id, "consent_id": consent_id}
-        row = transaction.execute(_AUTHORITY, named).one_or_none()
-        if row is None:
-            return Authority(None, None, None)
-        return Authority(self._read(row, Client), self._read(row, Voice), self._read(row, Consent))
+        named = {"x5t_s256": request.x5t_s256, "voice_id": request.voice, "consent_id": request.consent}
+        guard = _proof_guard(request.proof)
+        if request.token is None:
+            consume: Statement = (_CONSUME_PROOF, guard)
+        else:
+            consume = (_CONSUME, guard | _token_guard(request.token))
+        _, authority, consumed, *rows = send(transaction, (_DURABLE, {}), (_AUTHORITY, named), consume, *then)
+        fresh = (True, bool(consumed)) if request.token is None else (bool(consumed[0][0]), bool(consumed[0][1]))
+        if not authority:
+            return Opening(None, lambda: Authority(None, None, None), *fresh, rows)
+        [row], voices, consents = authority, len(client.c), len(client.c) + len(voice.c)
+        caller = self._read(row[:voices], Client)
+        return Opening(
+            caller,
+            lambda: Authority(caller, self._read(row[voices:consents], Voice), self._read(row[consents:], Consent)),
+            *fresh,
+            rows,
+        )
 
     def client(self, transaction: Transaction, client_id: str) -> Client | None:
         """The client of this name. Raises AuthorityRowTampered."""
@@ -263,12 +310,6 @@ class PolicyStore:
         """Delete the row of a voice that was erased. Idempotent."""
         transaction.execute(delete(voice).where(voice.c.voice_id == voice_id))
 
-    def consume(self, transaction: Transaction, token: VerifiedToken, proof: VerifiedProof) -> tuple[bool, bool]:
-        """Use token and proof up, in one statement; each False if it was used before. A rolled-back transaction used neither."""
-        guard = {"iss": token.issuer, "token_jti": token.jti, "token_expires_at": _time(token.expires_at)}
-        row = transaction.execute(_CONSUME, guard | _proof_guard(proof)).one()
-        return bool(row[0]), bool(row[1])
-
     def consume_proof(self, transaction: Transaction, proof: VerifiedProof) -> bool:
         """Use the proof up; False if it was used before."""
         return transaction.execute(_CONSUME_PROOF, _proof_guard(proof)).first() is not None
@@ -280,20 +321,31 @@ class PolicyStore:
             transaction.execute(delete(table).where(table.c.expires_at < before)).rowcount for table in (used_token, used_proof)
         )
 
-    def _read(self, row: Row[Any], kind: type[AuthorityRow]) -> AuthorityRow | None:
-        """The value in these columns; None where an outer join found no row. Raises AuthorityRowTampered."""
+    def _read(self, row: Sequence[Any], kind: type[AuthorityRow]) -> AuthorityRow | None:
+        """The value in these columns, in the table's order; None where an outer join found no row. Raises AuthorityRowTampered."""
         table, key, state = _KINDS[kind]
-        values = row._mapping
-        if values[table.c[key]] is None:
+        values: dict[str, Any] = dict(zip(table.c.keys(), row, strict=True))
+        if values[key] is None:
             return None
-        columns = {column.name: values[column] for column in table.c if column.name != "mac"}
-        columns = {name: tuple(value) if isinstance(value, list) else value for name, value in columns.items()}
+        mac = bytes(values.pop("mac"))
+        columns: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
         try:
             found = kind(**columns | {"state": state(columns["state"])})
-            self._mac.check(values[table.c.mac], table.name, *found.fields())
+            self._check(mac, table.name, *found.fields())
         except (RecordTampered, ValueError):
             raise AuthorityRowTampered(table.name) from None
         return found
+
+    def _check(self, mac: bytes, domain: str, *fields: Field) -> None:
+        """Raise RecordTampered unless the MAC is the row's. One that held for exactly these bytes holds for ever, so the token is
+        not asked twice; what is remembered is a digest, no part of a row."""
+        digest = hashlib.sha256(mac + canonical(domain, *fields)).digest()
+        if len(mac) == MAC_BYTES and digest in self._checked:
+            return
+        self._mac.check(mac, domain, *fields)
+        if len(self._checked) >= _ROWS_REMEMBERED:
+            self._checked.clear()
+        self._checked.add(digest)
 
     def _columns(self, value: Client | Consent | Voice) -> dict[str, Any]:
         """The row of a value, with its MAC."""
@@ -314,6 +366,10 @@ def _new(transaction: Transaction, table: Table, row: dict[str, Any]) -> bool:
     """Insert; False if the row was there. One statement: of two at once, the second waits for the first to commit or not."""
     statement = insert(table).values(row).on_conflict_do_nothing().returning(*table.primary_key.columns)
     return transaction.execute(statement).first() is not None
+
+
+def _token_guard(token: VerifiedToken) -> dict[str, Any]:
+    return {"iss": token.issuer, "token_jti": token.jti, "token_expires_at": _time(token.expires_at)}
 
 
 def _proof_guard(proof: VerifiedProof) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
@@ -32,6 +33,7 @@ from policies.audit.verify import strict_json
 from policies.intents import Intent
 
 _CHUNK = 2000
+_PSEUDONYMS = 4096
 _DURABLE = text("SET LOCAL synchronous_commit = on")
 
 
@@ -61,6 +63,8 @@ class AuditStore:
         self.worker = str(uuid4())
         self._given = {kind: _Given() for kind in RECORDED}  # each guarded by the advisory lock of its kind
         self._locks = {kind: _lock(kind, self.worker) for kind in RECORDED}
+        # The same name always has the same pseudonym: those in use are kept, so that each costs one call of the token.
+        self._pseudonym = lru_cache(_PSEUDONYMS)(lambda data: hsm.mac(KeyName.AUDIT_PSEUDONYM, data))
 
     def place(self) -> tuple[Statement, ...]:
         """What `append` has to know: the caller may send it with statements of its own, as the last thing before it decides."""
@@ -189,9 +193,6 @@ class AuditStore:
 
     def _mac(self, kind: str, body: bytes) -> bytes:
         return self._hsm.mac(KeyName.RECORD_MAC, canonical(f"audit-{kind}", body))
-
-    def _pseudonym(self, data: bytes) -> bytes:
-        return self._hsm.mac(KeyName.AUDIT_PSEUDONYM, data)
 
 
 @dataclass(frozen=True)

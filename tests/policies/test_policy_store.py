@@ -16,7 +16,7 @@ from policies import errors
 from policies.authority import Role, VoiceState
 from policies.grants import CLOCK_TOLERANCE_S, Purpose, VerifiedProof
 from policies.proofs import PROOF_AGE_S
-from policies.store import RETENTION_S
+from policies.store import RETENTION_S, Request
 from policies.tokens import TOKEN_LIFETIME_S
 
 
@@ -29,7 +29,8 @@ def test_rows_come_back_as_they_were_written(house: House):
         voice = house.store.voice(transaction, "acme", voice_id)
         assert house.store.voices(transaction, "acme") == (voice,)
         assert house.store.clients(transaction) == (house.of_client("app"),)
-        everything = house.store.authority(transaction, x5t_s256=device.x5t, voice_id=voice_id, consent_id=None)
+        proof = VerifiedProof(device.jkt, "p" * 22, int(house.clock()))
+        everything = house.store.open(transaction, Request(device.x5t, proof, voice=voice_id)).authority()
     assert (everything.client, everything.voice, everything.consent) == (house.of_client("app"), voice, consent)
     assert consent.territory == ("DE", "FR")
     assert "Speaker One" not in repr(consent)
@@ -177,13 +178,13 @@ def test_a_request_held_up_past_its_time_is_refused_after_consuming(house: House
     """The clock is read again after the guard row is written, so that a forgotten guard cannot be written anew."""
     device = house.client()
     call = house.call(device, house.token(device, Purpose.READ), Purpose.READ)
-    consume = house.store.consume
+    consume = house.store.open
 
-    def slowly(transaction, token, proof):
+    def slowly(*arguments):
         house.clock.offset = 60
-        return consume(transaction, token, proof)
+        return consume(*arguments)
 
-    monkeypatch.setattr(house.store, "consume", slowly)
+    monkeypatch.setattr(house.store, "open", slowly)
     with pytest.raises(errors.TokenExpired):
         house.gate.admit(call)
     assert house.count("used_token") == 0
