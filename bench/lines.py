@@ -18,6 +18,11 @@ def report_ratio(metric: str, value: float, unit: str, against: float, goal: flo
     _say(metric, value, unit, against, goal, None if goal is None else value / against <= goal)
 
 
+def report_share(metric: str, value: float, unit: str, against: float, goal: float | None) -> None:
+    """One figure whose `goal` is for the ratio: at least this share of what it is measured against."""
+    _say(metric, value, unit, against, goal, None if goal is None else value / against >= goal)
+
+
 def _say(metric: str, value: float, unit: str, against: float | None, goal: float | None, holds: bool | None) -> None:
     ratio = None if not against else value / against
     fields = {"metric": metric, "value": value, "unit": unit, "against": against, "ratio": ratio, "goal": goal, "holds": holds}
