@@ -255,6 +255,11 @@ class Certificate(Statement):
         require((self.proposal is None) == (not self.endorsements) == bool(self.ballots), "an epoch is closed or void")
 
     @property
+    def epoch(self) -> int:
+        """The epoch that it closes. Raises StatementMalformed if a ballot is none."""
+        return self.proposal.manifest.epoch if self.proposal else Ballot.decode(self.ballots[0].statement).epoch
+
+    @property
     def head(self) -> bytes:
         """The head that the epoch gets. Raises StatementMalformed if a ballot is none."""
         if self.proposal:
