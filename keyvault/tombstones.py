@@ -85,7 +85,7 @@ class Tombstones:
         self.lock(transaction, voice)
         keys, findings = self.keys_of(transaction, voice)
         if not keys:
-            findings.append("no version of the key was found")
+            findings.append("the key is missing")
         first, last = self._whole_ring(transaction) if findings else _covered(keys)
         stone = Tombstone(voice, tenant, _ids(keys), self._ring, first, last, now, peer_erased_at)
         old = self._store.tombstone(transaction, voice)

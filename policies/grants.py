@@ -153,6 +153,10 @@ class MaintenanceGrant:
         """There is none: whatever takes a request's grant refuses this one. Raises GrantMismatch."""
         raise GrantMismatch("a maintenance grant speaks and compares for nobody")
 
+    def require(self, *_: object, **__: object) -> Never:
+        """It is for no request's purpose. Raises GrantMismatch."""
+        raise GrantMismatch("a maintenance grant speaks and compares for nobody")
+
     def recheck(self, now: datetime, *, voice: UUID) -> None:
         """The check at the moment of C_UnwrapKey. Raises GrantExpired, GrantMismatch."""
         if now >= self.expires_at:

@@ -1,4 +1,7 @@
-"""The only place where a stored voiceprint is in the clear: inside `with voices.opened(voice, grant)`."""
+"""Where a request finds a stored voiceprint in the clear: inside `with voices.opened(voice, grant)`.
+
+The one other place is `resealing.py`, where a voice passes from one key to the next.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from uuid import UUID
 import numpy as np
 import numpy.typing as npt
 
-from keyvault.database import Database
+from keyvault.database import Database, Transaction
 from keyvault.errors import RecordTampered, SealBroken
 from keyvault.keys import VoiceKeys
 from keyvault.locked import LockedBuffer
@@ -98,13 +101,23 @@ class OpenVoices:
 
     def _found(self, tenant: str, voice: UUID) -> tuple[SealedRow, SealedRow, WrappedKey]:
         with reading(self._database) as transaction:
-            embedding, conditioning = self._store.load(transaction, tenant, voice)
-            key = self._keys.get(transaction, embedding.dek_id)
-        # The key's record is under MAC, the rows are not: where they disagree, the rows were changed.
-        if (key.tenant, key.voice) != (tenant, voice):
-            raise RecordTampered("the voiceprint's rows name another voice's key")
-        if {(row.dek_id, row.dek_version) for row in (embedding, conditioning)} != {(key.ref.id, key.ref.version)}:
-            raise RecordTampered("the voiceprint's rows name another version of the key")
-        if count(embedding) != SIZE:
-            raise SealBroken("the sealed embedding has another size")
-        return embedding, conditioning, key
+            return sealed_voice(transaction, self._store, self._keys, tenant, voice)
+
+
+def sealed_voice(
+    transaction: Transaction, store: VoiceprintStore, keys: VoiceKeys, tenant: str, voice: UUID
+) -> tuple[SealedRow, SealedRow, WrappedKey]:
+    """The voice's embedding and conditioning, still sealed, and their key: all three say the same of each other.
+
+    Raises VoiceprintMissing, KeyNotFound, RecordTampered, SealBroken.
+    """
+    embedding, conditioning = store.load(transaction, tenant, voice)
+    key = keys.get(transaction, embedding.dek_id)
+    # The key's record is under MAC, the rows are not: where they disagree, the rows were changed.
+    if (key.tenant, key.voice) != (tenant, voice):
+        raise RecordTampered("the voiceprint's rows name another voice's key")
+    if {(row.dek_id, row.dek_version) for row in (embedding, conditioning)} != {(key.ref.id, key.ref.version)}:
+        raise RecordTampered("the voiceprint's rows name another version of the key")
+    if count(embedding) != SIZE:
+        raise SealBroken("the sealed embedding has another size")
+    return embedding, conditioning, key

@@ -34,6 +34,7 @@ class Details:
         kept = [_says(name, value) for name, value in _KEPT]
         found = intents.select().where(_says("voice", pseudonym), *(~entry for entry in kept))
         about = found.with_only_columns(intents.c.intent_id)
+        transaction.exec_driver_sql("SET LOCAL statement_timeout = 0")  # a request's patience is not enough for a whole log
         return transaction.execute(details.delete().where(details.c.intent_id.in_(about))).rowcount
 
     def of(self, transaction: Transaction, action: str) -> list[tuple[datetime, dict[str, Value]]]:

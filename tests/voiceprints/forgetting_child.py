@@ -8,11 +8,12 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import sqlalchemy
+from erasing import ErasingVault
 from vault import SmallVault
 
 from keyvault.hsm import RingMaster
@@ -56,6 +57,11 @@ class Told:
 
     def compare(self) -> None:
         self.vault.matching.compare(np.load(self.speech / "probe.npy"), self.voice.voice_id, self.vault.compare(self.voice))
+
+    def reseal(self) -> None:
+        voice = self.voice.voice_id
+        resealing = ErasingVault(self.vault)
+        self.voice = replace(self.voice, key=resealing.resealing.reseal(voice, resealing.grant(voice)))
 
     def hold(self) -> None:
         self.block = self._opened()
