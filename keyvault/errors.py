@@ -36,6 +36,27 @@ class PinRejected(HsmUnavailable):
     fix = "Put the right PIN into the PIN file and start again: one login is tried per start."
 
 
+class PinThrottled(PinRejected):
+    """The token refused the PIN before; it is not asked again yet."""
+
+    code = "pin_throttled"
+    fix = "Put the right PIN into the PIN file and wait until the pause is over: it keeps the token from locking itself."
+
+
+class HsmTimeout(HsmUnavailable):
+    """A call to the HSM did not come back in time."""
+
+    code = "hsm_timeout"
+    fix = "Retry; a worker whose calls hang is replaced. If it lasts, look at the HSM and its network."
+
+
+class HsmBusy(HsmUnavailable):
+    """Every session of the token is in use."""
+
+    code = "hsm_busy"
+    fix = "Retry in a moment; if it lasts, start more vault workers (GLOTTIS_VAULT_WORKERS)."
+
+
 class PromiseBroken(KeyVaultError):
     """The module or token allows what a promise forbids."""
 
@@ -97,6 +118,10 @@ class CallFailed(HsmUnavailable):
         return CallFailed, (self.function, self.answer)  # ceremonies run in processes of their own
 
 
+class KeyGone(HsmUnavailable):
+    """A key that was in the token at start is not there now."""
+
+
 class CeremonyRefused(KeyVaultError):
     """The token already holds what this ceremony would make."""
 
@@ -116,3 +141,17 @@ class CeremonyMessageInvalid(KeyVaultError):
 
     code = "ceremony_message_invalid"
     fix = "Stop, and ask the other officer what was sent; nothing was changed here. A new ceremony takes a new version."
+
+
+class ReasonMissing(KeyVaultError):
+    """Officers and auditors must be told why."""
+
+    code = "reason_missing"
+    fix = "Give the reason in a sentence: --reason '…'."
+
+
+class DelayTooShort(KeyVaultError):
+    """A destruction needs a longer delay, so that it can still be stopped."""
+
+    code = "delay_too_short"
+    fix = "Name a longer delay; GLOTTIS_DESTROY_DELAY_HOURS is the least that this installation allows."

@@ -30,7 +30,7 @@ class Rings:
         """
         if master not in self._hsm.masters():
             raise KeyNotFound(f"the token holds no {master.label}")
-        if any(version.version == master.version for version in self._checked(transaction, master.ring)):
+        if any(version.version == master.version for version in self.versions(transaction, master.ring)):
             return
         version = RingVersion(master.ring, master.version, KeyState.ACTIVE, datetime.now(UTC))
         mac = self._mac.make(RingVersion.DOMAIN, *version.fields)
@@ -40,7 +40,7 @@ class Rings:
         self._recorder.record(transaction, KeyEvent("master.created", {"ring": master.ring, "version": master.version}))
 
     def _require_active(self, transaction: Transaction, master: RingMaster) -> None:
-        states = {version.version: version.state for version in self._checked(transaction, master.ring)}
+        states = {version.version: version.state for version in self.versions(transaction, master.ring)}
         if states.get(master.version) is not KeyState.ACTIVE:
             raise RowChanged(f"{master.label} was registered by another transaction, and is not active")
 
@@ -56,7 +56,7 @@ class Rings:
 
     def active(self, transaction: Transaction, ring: str) -> RingMaster:
         """The ring's active version, whether or not this process serves it yet. Raises KeyNotFound, KeyStateForbids."""
-        versions = self._checked(transaction, ring)
+        versions = self.versions(transaction, ring)
         if not versions:
             raise KeyNotFound(f"ring {ring!r} has no version")
         active = [version for version in versions if version.state is KeyState.ACTIVE]
@@ -66,14 +66,14 @@ class Rings:
 
     def version(self, transaction: Transaction, master: RingMaster) -> RingVersion:
         """Exactly this version's row. Raises KeyNotFound, RecordTampered."""
-        for version in self._checked(transaction, master.ring):
+        for version in self.versions(transaction, master.ring):
             if version.version == master.version:
                 return version
         raise KeyNotFound(f"{master.label} is no version that this site knows")
 
     def known(self, transaction: Transaction) -> tuple[RingMaster, ...]:
         """Every master that may be in this site's token, of any ring: those that wait, serve or only open; not the destroyed."""
-        rows = [row for ring in self._store.rings(transaction) for row in self._checked(transaction, ring)]
+        rows = [row for ring in self._store.rings(transaction) for row in self.versions(transaction, ring)]
         return tuple(RingMaster(row.ring, row.version) for row in rows if row.state is not KeyState.DESTROYED)
 
     def mirror(
@@ -84,7 +84,7 @@ class Rings:
         Agreement was checked elsewhere, so any state may come; `reason` None keeps the one that stands. Raises RecordTampered,
         RowChanged.
         """
-        found = [row for row in self._checked(transaction, master.ring) if row.version == master.version]
+        found = [row for row in self.versions(transaction, master.ring) if row.version == master.version]
         if not found:
             new = RingVersion(master.ring, master.version, state, now, reason=reason or "")
             if not self._store.add_ring_version(transaction, replace(new, mac=self._mac.make(RingVersion.DOMAIN, *new.fields))):
@@ -102,7 +102,8 @@ class Rings:
             new = replace(changed, row_version=old.row_version + 1)
             self._store.replace_ring_version(transaction, old, replace(new, mac=self._mac.make(RingVersion.DOMAIN, *new.fields)))
 
-    def _checked(self, transaction: Transaction, ring: str) -> list[RingVersion]:
+    def versions(self, transaction: Transaction, ring: str) -> list[RingVersion]:
+        """Every version's row, oldest first; none for an unknown ring. Raises RecordTampered."""
         versions = self._store.ring_versions(transaction, ring)
         for version in versions:
             self._mac.check(version.mac, RingVersion.DOMAIN, *version.fields)

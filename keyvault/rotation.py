@@ -115,7 +115,7 @@ class Rewrapping:
         """
         with self._database.begin() as transaction:
             serving = self._rings.serving(transaction, ring)
-            versions = {version.version: version for version in self._store.ring_versions(transaction, ring)}
+            versions = {version.version: version for version in self._rings.versions(transaction, ring)}
             counts = self._store.references(transaction, ring)
         if target is not None and target != serving.version:
             if target not in versions:
@@ -134,7 +134,6 @@ class Rewrapping:
         if found is None:
             refusal = KeyNotFound(f"the ring has no version {master.version}")
         else:
-            self._mac.check(found.mac, RingVersion.DOMAIN, *found.fields)
             try:
                 require_use(found.state, KeyUse.REWRAP)
             except KeyStateForbids as error:
