@@ -71,9 +71,13 @@ class Rings:
                 return version
         raise KeyNotFound(f"{master.label} is no version that this site knows")
 
+    def all_versions(self, transaction: Transaction) -> list[RingVersion]:
+        """Every version of every ring. Raises RecordTampered."""
+        return [row for ring in self._store.rings(transaction) for row in self.versions(transaction, ring)]
+
     def known(self, transaction: Transaction) -> tuple[RingMaster, ...]:
         """Every master that may be in this site's token, of any ring: those that wait, serve or only open; not the destroyed."""
-        rows = [row for ring in self._store.rings(transaction) for row in self.versions(transaction, ring)]
+        rows = self.all_versions(transaction)
         return tuple(RingMaster(row.ring, row.version) for row in rows if row.state is not KeyState.DESTROYED)
 
     def mirror(

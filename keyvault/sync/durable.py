@@ -114,12 +114,21 @@ class DurableSite:
             self._carry(state, state, effects)
             self.do(lambda site: site.inspect(self.parts.hsm.held()))
 
-    def close_now(self, names: Iterable[str]) -> None:
+    def close_now(self, names: Iterable[str], reason: str) -> None:
         """Let versions in quarantine open nothing here either: reported as compromised, before the sites have agreed on it."""
-        with lasting(self.parts.database) as transaction:
+        now = self.parts.clock()
+        with self.lock, lasting(self.parts.database) as transaction:
             for name in names:
-                reason = "reported as compromised; the other site has not agreed yet"
-                self.rings.mirror(transaction, RingMaster.named(name), KeyState.COMPROMISED, self.parts.clock(), reason=reason)
+                self.rings.mirror(transaction, RingMaster.named(name), KeyState.COMPROMISED, now, reason=reason)
+
+    def reported(self, transaction: Transaction) -> dict[str, str]:
+        """Versions that `close_now` closed and the sites have not agreed on yet, with the reasons."""
+        state = self.current().state
+        agreed = {record.name: record.state for record in state.ledger.records}
+        rows = [row for row in self.rings.all_versions(transaction) if row.state is KeyState.COMPROMISED]
+        closed = {RingMaster(row.ring, row.version).label: row.reason for row in rows}
+        ended = (KeyState.COMPROMISED, KeyState.DESTROYED)
+        return {name: why for name, why in closed.items() if name in state.quarantined and agreed[name] not in ended}
 
     def adoption_subject(self) -> bytes:
         """What officers approve, as `steps.ADOPT`, before this store and this token are used together."""

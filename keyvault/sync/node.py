@@ -7,6 +7,7 @@ carries the messages, and may be anybody's. Its own HSM's canary answers stay in
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from hashlib import sha256
 from typing import Self
 
@@ -19,7 +20,7 @@ from keyvault.sync.errors import KeyStillReferenced, ProofFailed
 from keyvault.sync.ledger import Ledger
 from keyvault.sync.protocol import Proof, Site, Step
 from keyvault.sync.roster import Roster
-from keyvault.sync.state import SiteState
+from keyvault.sync.state import SiteState, missing
 from keyvault.sync.statement import Answer, Manifest, Phase, Proposal, Signed
 from keyvault.sync.store import lasting
 
@@ -95,6 +96,21 @@ class SiteNode:
         """Every ring master in this site's token now, with the attributes that records describe."""
         return dict(self.parts.hsm.held())
 
+    def lacking(self) -> tuple[str, ...]:
+        """Agreed versions that this site should hold and whose object is not in its token, or has other attributes."""
+        return missing(self.ledger.records, self.name, self.parts.hsm.held())
+
+    def reported(self) -> dict[str, str]:
+        """Versions that are closed here as compromised and have not been agreed so, with the reason."""
+        with lasting(self.parts.database) as transaction:
+            return self._durable.reported(transaction)
+
+    def heard_at(self) -> datetime | None:
+        """When the other site's signed status was heard last."""
+        with lasting(self.parts.database) as transaction:
+            heard = self._durable.store.heard(transaction)
+        return heard[1] if heard else None
+
     def expect(self, master: RingMaster) -> None:
         """Enter a version as PRE_ACTIVE before officers bring it into the token, so that no start refuses it. Idempotent."""
         with lasting(self.parts.database) as transaction:
@@ -107,12 +123,14 @@ class SiteNode:
         """Load again, compare store with anchor and table with token. Raises what `open` raises; quarantines what is missing."""
         self._durable.check()
 
-    def distrust(self, names: Iterable[str], *, compromised: bool = False) -> None:
-        """Quarantine versions at once; `compromised` ones also open nothing here, until both sites have agreed on it."""
-        chosen = sorted(names)
-        self._durable.do(lambda site: site.distrust(chosen))
-        if compromised:
-            self._durable.close_now(chosen)
+    def distrust(self, names: Iterable[str]) -> None:
+        """Quarantine versions at once: they open what they wrapped, and wrap nothing new."""
+        self._durable.do(lambda site: site.distrust(names))
+
+    def report(self, names: Sequence[str], reason: str) -> None:
+        """Close compromised versions at this site at once, before the sites have agreed on it: quarantined, opening nothing."""
+        self.distrust(names)
+        self._durable.close_now(names, reason)
 
     # --- what the sites tell each other
 

@@ -27,6 +27,7 @@ class Peer(Protocol):
     def name(self) -> str: ...
 
     def state(self) -> bytes: ...
+    def lacking(self) -> tuple[str, ...]: ...
     def challenge(self) -> bytes: ...
     def status(self, challenge: bytes) -> bytes: ...
     def hear(self, status: bytes) -> None: ...
@@ -67,6 +68,9 @@ class RemotePeer:
 
     def state(self) -> bytes:
         return self._one("state")
+
+    def lacking(self) -> tuple[str, ...]:
+        return tuple(name.decode() for name in self._call("lacking"))
 
     def challenge(self) -> bytes:
         return self._one("challenge")
@@ -228,6 +232,7 @@ def _closed(_: Peer, batches: BatchPeer, parts: Parts) -> Parts:
 
 _METHODS: Mapping[str, Callable[[Peer, BatchPeer, Parts], Sequence[bytes]]] = {
     "state": lambda node, _, __: (node.state(),),
+    "lacking": lambda node, _, __: [name.encode() for name in node.lacking()],
     "challenge": lambda node, _, __: (node.challenge(),),
     "status": lambda node, _, parts: (node.status(parts[0]),),
     "hear": _heard,
