@@ -8,18 +8,16 @@ Source: OASIS PKCS#11 v2.40 base specification, chapter 5, and `pkcs11f.h` for t
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
-from ctypes import Structure, byref, c_char_p, c_ubyte, c_ulong, c_void_p
+from collections.abc import Callable, Mapping
+from ctypes import byref, c_char_p, c_ubyte, c_ulong, c_void_p
 from typing import Any
 
 from keyvault.errors import CallFailed
 from keyvault.pkcs11_names import Answer, Attribute, Mechanism, Role
-
-Value = bool | int | str | bytes | Sequence[int] | Mapping[Attribute, Any]
-Template = Mapping[Attribute, Value]
-"""Attributes in the order in which they are sent: MODIFIABLE stands last, for nothing can follow it."""
-
-GCM_NONCE, GCM_TAG = 12, 16
+from keyvault.pkcs11_structures import GCM_NONCE as GCM_NONCE
+from keyvault.pkcs11_structures import GCM_TAG as GCM_TAG
+from keyvault.pkcs11_structures import CkAttribute, CkInitializeArguments, CkMechanism, CkSessionInfo, EncodedTemplate, gcm, oaep
+from keyvault.pkcs11_structures import Template as Template
 
 # Places in CK_FUNCTION_LIST, counted after its version field.
 _INIT_TOKEN, _INIT_PIN, _SESSION_INFO, _LOGIN, _LOGOUT = 9, 10, 15, 18, 19
@@ -30,77 +28,19 @@ _TABLE_OFFSET = 8  # CK_VERSION, padded to a pointer
 _OS_LOCKING_OK = 2
 _RW_USER = 3  # CKS_RW_USER_FUNCTIONS
 _UNAVAILABLE = c_ulong(-1).value
-_MGF1 = {Mechanism.SHA_1: 1, Mechanism.SHA256: 2}  # CKG_MGF1_*
-_LABEL_GIVEN = 1  # CKZ_DATA_SPECIFIED
 
-
-class _Mechanism(Structure):
-    _fields_ = (("mechanism", c_ulong), ("parameter", c_void_p), ("length", c_ulong))
-
-
-class _GcmParameters(Structure):
-    _fields_ = (
-        ("nonce", c_char_p),
-        ("nonce_length", c_ulong),
-        ("nonce_bits", c_ulong),
-        ("aad", c_char_p),
-        ("aad_length", c_ulong),
-        ("tag_bits", c_ulong),
-    )
-
-
-class _OaepParameters(Structure):
-    _fields_ = (("hash", c_ulong), ("mgf", c_ulong), ("source", c_ulong), ("data", c_void_p), ("data_length", c_ulong))
-
-
-class _Attribute(Structure):
-    _fields_ = (("type", c_ulong), ("value", c_void_p), ("length", c_ulong))
-
-
-class _SessionInfo(Structure):
-    _fields_ = (("slot", c_ulong), ("state", c_ulong), ("flags", c_ulong), ("device_error", c_ulong))
-
-
-class _InitializeArguments(Structure):
-    _fields_ = (
-        ("create_mutex", c_void_p),
-        ("destroy_mutex", c_void_p),
-        ("lock_mutex", c_void_p),
-        ("unlock_mutex", c_void_p),
-        ("flags", c_ulong),
-        ("reserved", c_void_p),
-    )
-
-
-class _Encoded:
-    """A template as a CK_ATTRIBUTE array; keeps alive every buffer that the array points to."""
-
-    def __init__(self, template: Template) -> None:
-        self.count = len(template)
-        self.array = (_Attribute * self.count)()
-        self._kept: list[Any] = []
-        for place, (attribute, value) in zip(self.array, template.items(), strict=True):
-            place.type = attribute
-            place.value, place.length = self._encode(value)
-
-    def _encode(self, value: Value) -> tuple[int, int]:
-        buffer: Any
-        match value:
-            case bool():
-                buffer = (c_ubyte * 1)(int(value))
-            case int():
-                buffer = (c_ulong * 1)(value)
-            case str() | bytes():
-                data = value.encode() if isinstance(value, str) else value
-                buffer = (c_ubyte * len(data)).from_buffer_copy(data)
-            case Mapping():
-                inner = _Encoded(value)
-                self._kept.append(inner)
-                buffer = inner.array
-            case _:
-                buffer = (c_ulong * len(value))(*value)
-        self._kept.append(buffer)
-        return ctypes.addressof(buffer), ctypes.sizeof(buffer)
+_DATA = (c_ulong, c_char_p, c_ulong, c_void_p, c_void_p)
+_ARGUMENTS: Mapping[int, tuple[type[Any], ...]] = {
+    _SIGN_INIT: (c_ulong, c_void_p, c_ulong),
+    _SIGN: _DATA,
+    _DECRYPT_INIT: (c_ulong, c_void_p, c_ulong),
+    _DECRYPT: _DATA,
+    _WRAP_KEY: (c_ulong, c_void_p, c_ulong, c_ulong, c_void_p, c_void_p),
+    _UNWRAP_KEY: (c_ulong, c_void_p, c_ulong, c_char_p, c_ulong, c_void_p, c_ulong, c_void_p),
+    _DESTROY: (c_ulong, c_ulong),
+}
+"""Declared for what every open calls: Python's numbers and bytes then pass as they are. Elsewhere the caller converts."""
+_Block = c_ubyte * 64
 
 
 class RawCalls:
@@ -108,7 +48,9 @@ class RawCalls:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         address = c_void_p()
-        _expect("C_GetFunctionList", library.C_GetFunctionList(byref(address)))
+        answer = library.C_GetFunctionList(byref(address))
+        if answer:
+            raise _failed("C_GetFunctionList", answer)
         if not address.value:
             raise CallFailed("C_GetFunctionList", "no table")
         self._library = library
@@ -116,14 +58,16 @@ class RawCalls:
         self._functions: dict[int, Any] = {}
 
     def _call(self, place: int, name: str, *arguments: Any) -> None:
-        _expect(name, self._function(place)(*arguments))
+        function = self._functions.get(place) or self._function(place)
+        answer = function(*arguments)
+        if answer:
+            raise _failed(name, answer)
 
     def _function(self, place: int) -> Any:
-        if place not in self._functions:
-            address = c_void_p.from_address(self.table + place * ctypes.sizeof(c_void_p)).value
-            function = ctypes.CFUNCTYPE(c_ulong)(address or 0)
-            self._functions[place] = function
-        return self._functions[place]
+        address = c_void_p.from_address(self.table + place * ctypes.sizeof(c_void_p)).value
+        function = ctypes.CFUNCTYPE(c_ulong, *_ARGUMENTS.get(place, ()))(address or 0)
+        self._functions[place] = function
+        return function
 
     def start_with_locking(self, start: Callable[[], None]) -> None:
         """Run `start`, whose C_Initialize(NULL) reaches the module as C_Initialize(CKF_OS_LOCKING_OK).
@@ -135,7 +79,7 @@ class RawCalls:
         original = place.value
         prototype = ctypes.CFUNCTYPE(c_ulong, c_void_p)
         initialize = prototype(original or 0)
-        arguments = _InitializeArguments(flags=_OS_LOCKING_OK)
+        arguments = CkInitializeArguments(flags=_OS_LOCKING_OK)
         answers: list[int] = []
 
         def with_locking(_: int | None) -> int:
@@ -174,7 +118,7 @@ class RawCalls:
 
     def is_users(self, session: int) -> bool:
         """C_GetSessionInfo: whether the session is the logged-in user's, read-write."""
-        info = _SessionInfo()
+        info = CkSessionInfo()
         self._call(_SESSION_INFO, "C_GetSessionInfo", c_ulong(session), byref(info))
         return bool(info.state == _RW_USER)
 
@@ -182,7 +126,7 @@ class RawCalls:
 
     def find(self, session: int, template: Template) -> list[int]:
         """C_FindObjects to the end: a search left open would block the session's next one."""
-        encoded, batch, count = _Encoded(template), (c_ulong * 64)(), c_ulong()
+        encoded, batch, count = EncodedTemplate(template), (c_ulong * 64)(), c_ulong()
         self._call(_FIND_INIT, "C_FindObjectsInit", c_ulong(session), encoded.array, c_ulong(encoded.count))
         found: list[int] = []
         try:
@@ -196,7 +140,7 @@ class RawCalls:
 
     def read(self, session: int, key: int, attribute: Attribute) -> bytes:
         """C_GetAttributeValue of one attribute, as the module's own bytes."""
-        one = _Attribute(attribute, None, 0)
+        one = CkAttribute(attribute, None, 0)
         self._call(_GET_ATTRIBUTE, "C_GetAttributeValue", c_ulong(session), c_ulong(key), byref(one), c_ulong(1))
         if one.length in (0, _UNAVAILABLE):
             return b""
@@ -207,28 +151,28 @@ class RawCalls:
 
     def set(self, session: int, key: int, template: Template) -> None:
         """C_SetAttributeValue."""
-        encoded = _Encoded(template)
+        encoded = EncodedTemplate(template)
         self._call(_SET_ATTRIBUTE, "C_SetAttributeValue", c_ulong(session), c_ulong(key), encoded.array, c_ulong(encoded.count))
 
     def create(self, session: int, template: Template) -> int:
         """C_CreateObject: an object of given content; returns its handle."""
-        encoded, handle = _Encoded(template), c_ulong()
+        encoded, handle = EncodedTemplate(template), c_ulong()
         self._call(_CREATE, "C_CreateObject", c_ulong(session), encoded.array, c_ulong(encoded.count), byref(handle))
         return handle.value
 
     def copy(self, session: int, key: int, template: Template) -> int:
         """C_CopyObject: a second object with `template` over what it inherits; returns its handle."""
-        encoded, handle = _Encoded(template), c_ulong()
+        encoded, handle = EncodedTemplate(template), c_ulong()
         self._call(_COPY, "C_CopyObject", c_ulong(session), c_ulong(key), encoded.array, c_ulong(encoded.count), byref(handle))
         return handle.value
 
     def destroy(self, session: int, key: int) -> None:
         """C_DestroyObject."""
-        self._call(_DESTROY, "C_DestroyObject", c_ulong(session), c_ulong(key))
+        self._call(_DESTROY, "C_DestroyObject", session, key)
 
     def generate_key(self, session: int, mechanism: Mechanism, template: Template) -> int:
         """C_GenerateKey; returns the handle."""
-        encoded, how, handle = _Encoded(template), _Mechanism(mechanism, None, 0), c_ulong()
+        encoded, how, handle = EncodedTemplate(template), CkMechanism(mechanism, None, 0), c_ulong()
         self._call(
             _GENERATE_KEY, "C_GenerateKey", c_ulong(session), byref(how), encoded.array, c_ulong(encoded.count), byref(handle)
         )
@@ -236,7 +180,7 @@ class RawCalls:
 
     def generate_pair(self, session: int, mechanism: Mechanism, public: Template, private: Template) -> tuple[int, int]:
         """C_GenerateKeyPair; returns the handles (public, private)."""
-        open_half, secret_half, how = _Encoded(public), _Encoded(private), _Mechanism(mechanism, None, 0)
+        open_half, secret_half, how = EncodedTemplate(public), EncodedTemplate(private), CkMechanism(mechanism, None, 0)
         handles = c_ulong(), c_ulong()
         self._call(
             _GENERATE_KEY_PAIR, "C_GenerateKeyPair", c_ulong(session), byref(how),
@@ -248,23 +192,24 @@ class RawCalls:
     def wrap(self, session: int, wrapping: int, key: int, mechanism: Mechanism = Mechanism.AES_KEY_WRAP) -> bytes:
         """C_WrapKey: `key` under `wrapping`, for keys of up to 256 bits."""
         iv = bytes(16) if mechanism is Mechanism.AES_CBC else None
-        how = _Mechanism(mechanism, ctypes.cast(c_char_p(iv), c_void_p), len(iv or b""))
-        out, length = (c_ubyte * 64)(), c_ulong(64)
-        self._call(_WRAP_KEY, "C_WrapKey", c_ulong(session), byref(how), c_ulong(wrapping), c_ulong(key), out, byref(length))
+        how = CkMechanism(mechanism, ctypes.cast(c_char_p(iv), c_void_p), len(iv or b""))
+        out, length = _Block(), c_ulong(64)
+        self._call(_WRAP_KEY, "C_WrapKey", session, byref(how), wrapping, key, out, byref(length))
         return bytes(out)[: length.value]
 
-    def unwrap(self, session: int, wrapping: int, wrapped: bytes, template: Template) -> int:
+    def unwrap(self, session: int, wrapping: int, wrapped: bytes, template: Template | EncodedTemplate) -> int:
         """C_UnwrapKey with AES key wrap (RFC 3394); returns the new key's handle."""
-        encoded, how, handle = _Encoded(template), _Mechanism(Mechanism.AES_KEY_WRAP, None, 0), c_ulong()
+        encoded = template if isinstance(template, EncodedTemplate) else EncodedTemplate(template)
+        how, handle = CkMechanism(Mechanism.AES_KEY_WRAP, None, 0), c_ulong()
         self._call(
-            _UNWRAP_KEY, "C_UnwrapKey", c_ulong(session), byref(how), c_ulong(wrapping), c_char_p(wrapped),
-            c_ulong(len(wrapped)), encoded.array, c_ulong(encoded.count), byref(handle),
+            _UNWRAP_KEY, "C_UnwrapKey", session, byref(how), wrapping, wrapped, len(wrapped),
+            encoded.array, encoded.count, byref(handle),
         )  # fmt: skip
         return handle.value
 
     def wrap_oaep(self, session: int, wrapping: int, key: int, digest: Mechanism) -> bytes:
         """C_WrapKey with RSAES-OAEP (RFC 8017, 7.1), MGF1 over the same hash, no label; RSA keys of up to 8192 bits."""
-        parameters, how = _oaep(digest)
+        parameters, how = oaep(digest)
         out, length = (c_ubyte * 1024)(), c_ulong(1024)
         self._call(_WRAP_KEY, "C_WrapKey", c_ulong(session), byref(how), c_ulong(wrapping), c_ulong(key), out, byref(length))
         del parameters
@@ -272,8 +217,8 @@ class RawCalls:
 
     def unwrap_oaep(self, session: int, unwrapping: int, wrapped: bytes, template: Template, digest: Mechanism) -> int:
         """C_UnwrapKey of what `wrap_oaep` made; returns the new key's handle."""
-        parameters, how = _oaep(digest)
-        encoded, handle = _Encoded(template), c_ulong()
+        parameters, how = oaep(digest)
+        encoded, handle = EncodedTemplate(template), c_ulong()
         self._call(
             _UNWRAP_KEY, "C_UnwrapKey", c_ulong(session), byref(how), c_ulong(unwrapping), c_char_p(wrapped),
             c_ulong(len(wrapped)), encoded.array, c_ulong(encoded.count), byref(handle),
@@ -291,19 +236,19 @@ class RawCalls:
 
     def sign(self, session: int, key: int, mechanism: Mechanism, data: bytes) -> bytes:
         """C_Sign: a MAC or signature of up to 64 bytes."""
-        how, out, length = _Mechanism(mechanism, None, 0), (c_ubyte * 64)(), c_ulong(64)
-        self._call(_SIGN_INIT, "C_SignInit", c_ulong(session), byref(how), c_ulong(key))
-        self._call(_SIGN, "C_Sign", c_ulong(session), c_char_p(data), c_ulong(len(data)), out, byref(length))
+        how, out, length = CkMechanism(mechanism, None, 0), _Block(), c_ulong(64)
+        self._call(_SIGN_INIT, "C_SignInit", session, byref(how), key)
+        self._call(_SIGN, "C_Sign", session, data, len(data), out, byref(length))
         return bytes(out)[: length.value]
 
     def may_decrypt(self, session: int, key: int, mechanism: Mechanism) -> None:
         """C_DecryptInit alone: raises CallFailed where the key may not decrypt. Use a session that is closed afterwards."""
-        how = _Mechanism(mechanism, None, 0)
-        self._call(_DECRYPT_INIT, "C_DecryptInit", c_ulong(session), byref(how), c_ulong(key))
+        how = CkMechanism(mechanism, None, 0)
+        self._call(_DECRYPT_INIT, "C_DecryptInit", session, byref(how), key)
 
     def encrypt(self, session: int, key: int, nonce: bytes, aad: bytes, address: int, length: int) -> bytes:
         """AES-256-GCM of `length` bytes at `address`; the caller vouches for that range. Returns ciphertext | tag(16)."""
-        parameters, how = _gcm(nonce, aad)
+        parameters, how = gcm(nonce, aad)
         self._call(_ENCRYPT_INIT, "C_EncryptInit", c_ulong(session), byref(how), c_ulong(key))
         out, written = (c_ubyte * (length + GCM_TAG))(), c_ulong(length + GCM_TAG)
         self._call(_ENCRYPT, "C_Encrypt", c_ulong(session), c_void_p(address), c_ulong(length), out, byref(written))
@@ -312,27 +257,13 @@ class RawCalls:
 
     def decrypt(self, session: int, key: int, nonce: bytes, aad: bytes, sealed: bytes, address: int, room: int) -> int:
         """Open ciphertext | tag(16) into `room` bytes at `address`; the caller vouches for that range. Returns the length."""
-        parameters, how = _gcm(nonce, aad)
-        self._call(_DECRYPT_INIT, "C_DecryptInit", c_ulong(session), byref(how), c_ulong(key))
+        parameters, how = gcm(nonce, aad)
+        self._call(_DECRYPT_INIT, "C_DecryptInit", session, byref(how), key)
         written = c_ulong(room)
-        self._call(
-            _DECRYPT, "C_Decrypt", c_ulong(session), c_char_p(sealed), c_ulong(len(sealed)), c_void_p(address), byref(written)
-        )
+        self._call(_DECRYPT, "C_Decrypt", session, sealed, len(sealed), address, byref(written))
         del parameters
         return written.value
 
 
-def _gcm(nonce: bytes, aad: bytes) -> tuple[_GcmParameters, _Mechanism]:
-    parameters = _GcmParameters(nonce, len(nonce), len(nonce) * 8, aad, len(aad), GCM_TAG * 8)
-    return parameters, _Mechanism(Mechanism.AES_GCM, ctypes.addressof(parameters), ctypes.sizeof(parameters))
-
-
-def _oaep(digest: Mechanism) -> tuple[_OaepParameters, _Mechanism]:
-    parameters = _OaepParameters(digest, _MGF1[digest], _LABEL_GIVEN, None, 0)
-    return parameters, _Mechanism(Mechanism.RSA_PKCS_OAEP, ctypes.addressof(parameters), ctypes.sizeof(parameters))
-
-
-def _expect(function: str, answer: int) -> None:
-    if answer != Answer.OK:
-        name = Answer(answer).name if answer in Answer._value2member_map_ else hex(answer)
-        raise CallFailed(function, name)
+def _failed(function: str, answer: int) -> CallFailed:
+    return CallFailed(function, Answer(answer).name if answer in Answer._value2member_map_ else hex(answer))
