@@ -7,6 +7,7 @@ different rows have the same bytes. The domain keeps a row of one table from pas
 from __future__ import annotations
 
 import hmac
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -20,6 +21,7 @@ from keyvault.states import KeyState
 Field = str | int | bytes | UUID | datetime | None | Sequence[str]
 
 _FORMAT = b"\x01"
+_length = struct.Struct(">I").pack
 
 
 @dataclass(frozen=True)
@@ -131,28 +133,26 @@ class RecordMac:
 
 def canonical(domain: str, *fields: Field) -> bytes:
     """The bytes that a record's MAC covers. Unambiguous: equal only for equal domain, types and values."""
-    return _FORMAT + b"".join(_encoded(field) for field in (domain, *fields))
+    return _FORMAT + b"".join([_encoded(field) for field in (domain, *fields)])
 
 
 def _encoded(field: Field) -> bytes:
-    kind, value = _typed(field)
-    return kind + len(value).to_bytes(4, "big") + value
-
-
-def _typed(field: Field) -> tuple[bytes, bytes]:
+    """Type, length, value. One frame for each field: this is on the way of every open."""
+    value: bytes
     match field:
         case None:
-            return b"n", b""
+            kind, value = b"n", b""
         case str():
-            return b"s", field.encode()
+            kind, value = b"s", field.encode()
         case bytes():
-            return b"b", field
+            kind, value = b"b", field
         case int():
-            return b"i", str(field).encode()
+            kind, value = b"i", str(field).encode()
         case UUID():
-            return b"u", field.bytes
+            kind, value = b"u", field.bytes
         case datetime():
             # Postgres keeps microseconds: write and read back must give the same bytes.
-            return b"t", field.astimezone(UTC).isoformat(timespec="microseconds").encode()
+            kind, value = b"t", field.astimezone(UTC).isoformat(timespec="microseconds").encode()
         case _:
-            return b"l", b"".join(_encoded(item) for item in field)
+            kind, value = b"l", b"".join([_encoded(item) for item in field])
+    return kind + _length(len(value)) + value
