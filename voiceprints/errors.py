@@ -134,6 +134,20 @@ class VoiceprintMissing(VoiceprintError):
     fix = "Enrol the voice again: its sealed rows are gone."
 
 
+class NotErased(VoiceprintError):
+    """There is no erasure of this voice to certify."""
+
+    code = "voice_not_erased"
+    fix = "Erase it first: glottis voices erase ID."
+
+
+class ErasureCertificateInvalid(VoiceprintError):
+    """The certificate of erasure does not hold."""
+
+    code = "erasure_certificate_invalid"
+    fix = "Ask either site for a fresh certificate: somebody changed this one, or the roster is another cluster's."
+
+
 class VoiceprintsUnavailable(VoiceprintError):
     """The database did not answer; nothing was opened."""
 

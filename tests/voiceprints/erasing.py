@@ -21,7 +21,7 @@ from policies.audit.details import Details
 from policies.audit.store import AuditStore
 from policies.grants import MaintenanceGrant
 from policies.store import PolicyStore
-from service.wiring import KeyEventRecorder
+from service.key_events import KeyEventRecorder
 from voiceprints.erasure import Erased, Erasure
 from voiceprints.opening import OpenVoices
 from voiceprints.resealing import Resealing
