@@ -155,3 +155,17 @@ class DelayTooShort(KeyVaultError):
 
     code = "delay_too_short"
     fix = "Name a longer delay; GLOTTIS_DESTROY_DELAY_HOURS is the least that this installation allows."
+
+
+class ScheduleInvalid(KeyVaultError):
+    """This schedule says nothing that can be done."""
+
+    code = "schedule_invalid"
+    fix = "`glottis keys schedule set --help` shows what each action takes."
+
+
+class ScheduleUnknown(KeyVaultError):
+    """There is no such schedule."""
+
+    code = "schedule_unknown"
+    fix = "`glottis keys schedule list` shows every schedule."

@@ -238,3 +238,45 @@ class SyncStore:
         batch = StoredBatch(row.batch, row.kind, bytes(row.records), own, peer, row.created_at, bytes(row.mac))
         self._mac.check(batch.mac, "sync_batch", *batch.fields)
         return batch
+
+
+class ScheduleStore:
+    """The schedules of keys, by name. Rows go out as they lie: whoever uses one checks its MAC first."""
+
+    def schedules(self, transaction: Transaction) -> list[ScheduleRow]:
+        """Every schedule, by name."""
+        return [_schedule(row) for row in transaction.execute(select(key_schedule).order_by(key_schedule.c.name))]
+
+    def put_schedule(self, transaction: Transaction, row: ScheduleRow, replaces: ScheduleRow | None) -> None:
+        """Insert, or compare and swap what `replaces` is. Raises RowChanged; nothing is written then."""
+        c, values = key_schedule.c, vars(row)
+        first = upsert(key_schedule).values(values).on_conflict_do_nothing().returning(c.name)
+        following = update(key_schedule).where(c.name == row.name).values(values).returning(c.name)
+        if replaces is not None:
+            following = following.where(c.mac == replaces.mac)
+        if transaction.execute(first if replaces is None else following).one_or_none() is None:
+            raise RowChanged(f"the schedule {row.name!r} was changed by another transaction")
+
+    def remove_schedule(self, transaction: Transaction, name: str) -> bool:
+        """Delete it; False if there is none."""
+        return transaction.execute(delete(key_schedule).where(key_schedule.c.name == name)).rowcount == 1
+
+
+@dataclass(frozen=True)
+class ScheduleRow:
+    """One schedule as stored; `plan` is canonical JSON."""
+
+    name: str
+    plan: bytes
+    last_run_at: datetime | None = None
+    last_reminder_at: datetime | None = None
+    mac: bytes = b""
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """What the MAC covers."""
+        return (self.name, self.plan, self.last_run_at, self.last_reminder_at)
+
+
+def _schedule(row: Row[Any]) -> ScheduleRow:
+    return ScheduleRow(row.name, bytes(row.plan), row.last_run_at, row.last_reminder_at, bytes(row.mac))
