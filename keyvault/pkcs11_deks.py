@@ -6,35 +6,82 @@ Each is a session object of the token. Functions here work on a borrowed session
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
-from keyvault.errors import CallFailed, SealBroken, UnwrapRejected
+from keyvault.errors import CallFailed, HsmUnavailable, SealBroken, UnwrapRejected
 from keyvault.locked import LockedBuffer
-from keyvault.pkcs11_names import LOST_KEY, LOST_SESSION, Answer, Mechanism
+from keyvault.pkcs11_names import LOST, LOST_KEY, Mechanism
+from keyvault.pkcs11_pool import SessionPool
 from keyvault.pkcs11_raw import GCM_NONCE, GCM_TAG, Template
-from keyvault.pkcs11_start import Token, TokenSession
+from keyvault.pkcs11_start import TokenSession
 from keyvault.templates import DEK_REWRAPPING
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class SessionKey:
+    """A session object's handle, good while the session lives that made it: after that the number may mean another key."""
+
+    pool: SessionPool
+    handle: int
+    home: TokenSession
+
+    def run(self, operation: Callable[[TokenSession], Result]) -> Result:
+        """Run an operation with this key. Raises HsmUnavailable where the key went with its session; that is never mended."""
+
+        def with_key(session: TokenSession) -> Result:
+            if not self.home.alive:
+                raise HsmUnavailable("the key is gone with the session that made it: begin again")
+            try:
+                return operation(session)
+            except CallFailed as error:
+                if error.answer in LOST_KEY:
+                    raise HsmUnavailable("the key is gone with the session that made it: begin again") from error
+                raise
+
+        return self.pool.run(with_key)
+
+    def __enter__(self) -> SessionKey:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Destroy it; that it is gone already is no fault. Where that fails, its session is closed before it is used again."""
+
+        def destroy(session: TokenSession) -> None:
+            if self.home.alive:
+                try:
+                    session.calls.destroy(session.handle, self.handle)
+                except CallFailed as error:
+                    if error.answer not in LOST_KEY:
+                        raise
+
+        try:
+            self.pool.run(destroy)
+        except HsmUnavailable:
+            self.home.alive = False
+            raise
 
 
 class SealingDek:
     """`NewDek` over a session object's handle."""
 
-    def __init__(self, token: Token, key: int, wrapped: bytes) -> None:
-        self._token = token
+    def __init__(self, key: SessionKey, wrapped: bytes) -> None:
         self._key = key
         self.wrapped = wrapped
 
     def seal(self, plaintext: LockedBuffer, length: int, aad: bytes) -> bytes:
         if not 0 < length <= plaintext.size:
             raise ValueError(f"cannot seal {length} bytes of {plaintext!r}")
-        return self._token.run(lambda session: seal(session, self._key, aad, plaintext.address, length))
+        return self._key.run(lambda session: seal(session, self._key.handle, aad, plaintext.address, length))
 
 
 class OpeningDek:
     """`OpenDek` over a session object's handle."""
 
-    def __init__(self, token: Token, key: int) -> None:
-        self._token = token
+    def __init__(self, key: SessionKey) -> None:
         self._key = key
 
     def open_into(self, sealed: bytes, aad: bytes, target: LockedBuffer, offset: int = 0) -> int:
@@ -43,20 +90,19 @@ class OpeningDek:
             raise SealBroken("sealed data is too short")
         if offset < 0 or offset + length > target.size:
             raise ValueError(f"{length} bytes do not fit at {offset} of {target!r}")
-        self._token.run(lambda session: open_sealed(session, self._key, sealed, aad, target.address + offset, length))
+        self._key.run(lambda session: open_sealed(session, self._key.handle, sealed, aad, target.address + offset, length))
         return length
 
 
 class SessionCanary:
     """`Canary` over a session object's handle."""
 
-    def __init__(self, token: Token, key: int, blob: bytes) -> None:
-        self._token = token
+    def __init__(self, key: SessionKey, blob: bytes) -> None:
         self._key = key
         self.blob = blob
 
     def mac(self, data: bytes) -> bytes:
-        return self._token.run(lambda session: session.calls.sign(session.handle, self._key, Mechanism.AES_CMAC, data))
+        return self._key.run(lambda session: session.calls.sign(session.handle, self._key.handle, Mechanism.AES_CMAC, data))
 
 
 def generate_wrapped(session: TokenSession, wrapping: int, template: Template) -> tuple[int, bytes]:
@@ -74,7 +120,7 @@ def unwrap(session: TokenSession, wrapping: int, wrapped: bytes, template: Templ
     try:
         return session.calls.unwrap(session.handle, wrapping, wrapped, template)
     except CallFailed as error:
-        if error.answer in LOST_SESSION | LOST_KEY:
+        if error.answer in LOST:
             raise
         raise UnwrapRejected(f"the token refused to unwrap: {error.answer}") from error
 
@@ -106,31 +152,20 @@ def open_sealed(session: TokenSession, key: int, sealed: bytes, aad: bytes, addr
     """Decrypt `length` bytes to `address`; zeros stand there after any failure.
 
     Modules may want room for the tag too (SoftHSM does) and own all of the room they are given, so they get a locked page of
-    their own, overwritten at once, and nothing is ever written beside the caller's range.
+    the session's own, overwritten at once, and nothing is ever written beside the caller's range.
     """
     ctypes.memset(address, 0, length)
     nonce, body, room = sealed[:GCM_NONCE], sealed[GCM_NONCE:], length + GCM_TAG
-    with LockedBuffer(room) as page:
-        try:
-            opened = session.calls.decrypt(session.handle, key, nonce, aad, body, page.address, room)
-        except CallFailed as error:
-            if error.function != "C_Decrypt" or error.answer in LOST_SESSION | LOST_KEY:
-                raise
-            # SoftHSM says GENERAL_ERROR for a wrong tag, so a module's fault here reads as broken data: closed either way.
-            raise SealBroken() from error
+    page = session.page(room).address
+    try:
+        opened = session.calls.decrypt(session.handle, key, nonce, aad, body, page, room)
         if opened != length:
             raise SealBroken(f"{opened} bytes came out of {length}")
-        ctypes.memmove(address, page.address, length)
-
-
-def destroy_key(token: Token, key: int) -> None:
-    """Destroy a session key; that it is gone already is no fault."""
-
-    def destroy(session: TokenSession) -> None:
-        try:
-            session.calls.destroy(session.handle, key)
-        except CallFailed as error:
-            if error.answer != Answer.OBJECT_HANDLE_INVALID.name:  # gone already, with the session that made it
-                raise
-
-    token.run(destroy)
+        ctypes.memmove(address, page, length)
+    except CallFailed as error:
+        if error.function != "C_Decrypt" or error.answer in LOST:
+            raise
+        # SoftHSM says GENERAL_ERROR for a wrong tag, so a module's fault here reads as broken data: closed either way.
+        raise SealBroken() from error
+    finally:
+        ctypes.memset(page, 0, room)

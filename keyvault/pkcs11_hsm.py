@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from keyvault import pkcs11_objects
-from keyvault.errors import HsmUnavailable, KeyNotFound, SealBroken, UnwrapRejected
+from keyvault.breaker import Breaker
+from keyvault.errors import KeyGone, KeyNotFound, SealBroken, UnwrapRejected
 from keyvault.hsm import Canary, KeyName, NewDek, OpenDek, RingMaster
+from keyvault.hsm_listeners import UNHEARD, Listeners
 from keyvault.pkcs11_deks import (
     OpeningDek,
     SealingDek,
     SessionCanary,
-    destroy_key,
+    SessionKey,
     generate_wrapped,
     open_sealed,
     rewrapped,
@@ -22,10 +24,15 @@ from keyvault.pkcs11_deks import (
     unwrap,
 )
 from keyvault.pkcs11_names import Attribute, Mechanism, ObjectClass
-from keyvault.pkcs11_raw import GCM_NONCE, GCM_TAG
-from keyvault.pkcs11_start import Module, Token, TokenConfig, TokenSession, starting_alone
+from keyvault.pkcs11_pool import Figures, SessionPool
+from keyvault.pkcs11_raw import GCM_NONCE, GCM_TAG, Template
+from keyvault.pkcs11_start import Module, TokenConfig, TokenSession, starting_alone
+from keyvault.pkcs11_watch import Watch
 from keyvault.refusals import Held, audit, probe
 from keyvault.templates import CANARY, DEK_OPENING, DEK_SEALING, DEK_SIGNING, KEYS, KeyPlan
+
+_PIECE = 100
+"""Re-wraps in one operation on a session: far from what counts as a call that hangs."""
 
 # SubjectPublicKeyInfo up to the key itself: RFC 5480 (P-256, uncompressed point) and RFC 8410 (Ed25519).
 _SPKI_P256 = bytes.fromhex("3059301306072a8648ce3d020106082a8648ce3d030107034200")
@@ -36,9 +43,14 @@ _P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 class Pkcs11Hsm:
     """One token behind the `SiteHsm` protocol. Made by `open`; methods may be called from any thread of this process."""
 
-    def __init__(self, token: Token, found: Held) -> None:
-        self._token = token
-        self._found = found
+    def __init__(self, pool: SessionPool, breaker: Breaker, config: TokenConfig, listeners: Listeners) -> None:
+        self._token = pool
+        self._breaker = breaker
+        self._listeners = listeners
+        self._found = Held((), frozenset())
+        self._allowed: tuple[RingMaster, ...] = ()
+        self._openings = 0
+        self._watch = Watch(pool, breaker, config.call_s, listeners.stuck, listeners.worn)
 
     @classmethod
     def open(
@@ -48,6 +60,7 @@ class Pkcs11Hsm:
         *,
         expected_masters: Sequence[RingMaster],
         required_masters: Sequence[RingMaster] | None = None,
+        listeners: Listeners = UNHEARD,
     ) -> Pkcs11Hsm:
         """Start the module, log in once, audit the token and probe what must be refused.
 
@@ -58,43 +71,49 @@ class Pkcs11Hsm:
         with starting_alone(config.folder):
             module = Module(config.module, config.folder)
             try:
-                token = Token(module, config, pin)
-                found = _examined(token, expected_masters, required_masters, probed=())
+                breaker = Breaker(listeners.breaker)
+                hsm = cls(SessionPool(module, config, pin, breaker, listeners.worn), breaker, config, listeners)
             except BaseException:
                 module.stop()
                 raise
-        return cls(token, found)
+            try:
+                hsm.refresh(expected_masters, expected_masters if required_masters is None else required_masters)
+            except BaseException:
+                hsm.close()
+                raise
+        return hsm
 
     def masters(self) -> tuple[RingMaster, ...]:
         return self._found.masters
 
     def refresh(self, allowed: Sequence[RingMaster], required: Sequence[RingMaster]) -> None:
-        self._found = _examined(self._token, allowed, required, probed=self._found.masters)
+        with self._token.new_session() as session:
+            found = audit(session, allowed, required)
+            for master in found.masters:
+                if master not in self._found.masters:
+                    probe(session, master)
+        self._found, self._allowed = found, tuple(allowed)
+        self._token.audit = lambda session: audit(session, self._allowed, ())
+
+    @property
+    def failing(self) -> bool:
+        """Whether the circuit breaker is open: calls fail at once, but for one that tries."""
+        return self._breaker.open
+
+    @property
+    def figures(self) -> Figures:
+        """Sessions replaced, recoveries and time-outs so far."""
+        return self._token.figures
 
     @contextmanager
     def new_dek(self, master: RingMaster) -> Iterator[NewDek]:
-        self._require(master)
-
-        def make(session: TokenSession) -> tuple[int, bytes]:
-            return generate_wrapped(session, _master(session, master), DEK_SEALING)
-
-        key, wrapped = self._token.run(make)
-        with self._lent(key):
-            yield SealingDek(self._token, key, wrapped)
+        with self._made(master, DEK_SEALING) as (key, wrapped):
+            yield SealingDek(key, wrapped)
 
     @contextmanager
     def open_dek(self, master: RingMaster, wrapped: bytes, check: Callable[[], None] | None = None) -> Iterator[OpenDek]:
-        self._require(master)
-
-        def checked(session: TokenSession) -> int:
-            wrapping = _master(session, master)
-            if check is not None:
-                check()
-            return unwrap(session, wrapping, wrapped, DEK_OPENING)
-
-        key = self._token.run(checked)
-        with self._lent(key):
-            yield OpeningDek(self._token, key)
+        with self._unwrapped(master, wrapped, DEK_OPENING, check) as key:
+            yield OpeningDek(key)
 
     def rewrap(self, wrapped: bytes, source: RingMaster, target: RingMaster) -> bytes:
         (moved,) = self.rewrap_many([wrapped], source, target)
@@ -105,7 +124,12 @@ class Pkcs11Hsm:
     def rewrap_many(self, wrapped: Sequence[bytes], source: RingMaster, target: RingMaster) -> list[bytes | UnwrapRejected]:
         self._require(source)
         self._require(target)
-        return self._token.run(lambda session: rewrapped(session, _master(session, source), _master(session, target), wrapped))
+
+        def move(piece: Sequence[bytes]) -> list[bytes | UnwrapRejected]:
+            self._count(len(piece))
+            return self._token.run(lambda session: rewrapped(session, _master(session, source), _master(session, target), piece))
+
+        return [moved for start in range(0, len(wrapped), _PIECE) for moved in move(wrapped[start : start + _PIECE])]
 
     def mac(self, key: KeyName, data: bytes) -> bytes:
         return self._sign(key, data, Mechanism.AES_CMAC, Mechanism.SHA256_HMAC)
@@ -153,21 +177,13 @@ class Pkcs11Hsm:
 
     @contextmanager
     def new_canary(self, master: RingMaster) -> Iterator[Canary]:
-        self._require(master)
-
-        def make(session: TokenSession) -> tuple[int, bytes]:
-            return generate_wrapped(session, _master(session, master), CANARY)
-
-        key, blob = self._token.run(make)
-        with self._lent(key):
-            yield SessionCanary(self._token, key, blob)
+        with self._made(master, CANARY) as (key, blob):
+            yield SessionCanary(key, blob)
 
     @contextmanager
     def open_canary(self, master: RingMaster, blob: bytes) -> Iterator[Canary]:
-        self._require(master)
-        key = self._token.run(lambda session: unwrap(session, _master(session, master), blob, DEK_SIGNING))
-        with self._lent(key):
-            yield SessionCanary(self._token, key, blob)
+        with self._unwrapped(master, blob, DEK_SIGNING) as key:
+            yield SessionCanary(key, blob)
 
     def dek_mac(self, master: RingMaster, wrapped: bytes, data: bytes) -> bytes:
         with self.open_canary(master, wrapped) as dek:
@@ -187,7 +203,44 @@ class Pkcs11Hsm:
             pkcs11_objects.require_gone(session, master)
 
     def close(self) -> None:
+        self._watch.stop()
         self._token.close()
+
+    @contextmanager
+    def _made(self, master: RingMaster, template: Template) -> Iterator[tuple[SessionKey, bytes]]:
+        """A session key just made, and the same wrapped, until the block ends."""
+        self._require(master)
+        self._count(1)
+        home, (handle, wrapped) = self._token.run(
+            lambda session: (session, generate_wrapped(session, _master(session, master), template))
+        )
+        with SessionKey(self._token, handle, home) as key:
+            yield key, wrapped
+
+    @contextmanager
+    def _unwrapped(
+        self, master: RingMaster, wrapped: bytes, template: Template, check: Callable[[], None] | None = None
+    ) -> Iterator[SessionKey]:
+        """A session key unwrapped, until the block ends."""
+        self._require(master)
+        self._count(1)
+
+        def checked(session: TokenSession) -> tuple[TokenSession, int]:
+            wrapping = _master(session, master)
+            if check is not None:
+                check()
+            return session, unwrap(session, wrapping, wrapped, template)
+
+        home, handle = self._token.run(checked)
+        with SessionKey(self._token, handle, home) as key:
+            yield key
+
+    def _count(self, openings: int) -> None:
+        """Count session keys made: a module that leaks with each asks for another process after so many."""
+        before, limit = self._openings, self._listeners.openings
+        self._openings = before + openings  # counts may be lost between threads: the limit is a round number
+        if limit is not None and before < limit <= before + openings:
+            self._listeners.worn(None)
 
     def _plan(self, name: KeyName, *mechanisms: Mechanism) -> KeyPlan:
         plan = KEYS[name]
@@ -200,26 +253,6 @@ class Pkcs11Hsm:
     def _require(self, master: RingMaster) -> None:
         if master not in self._found.masters:
             raise KeyNotFound(f"this token does not serve {master.label}")
-
-    @contextmanager
-    def _lent(self, key: int) -> Iterator[None]:
-        """A session key until the block ends."""
-        try:
-            yield
-        finally:
-            destroy_key(self._token, key)
-
-
-def _examined(
-    token: Token, allowed: Sequence[RingMaster], required: Sequence[RingMaster] | None, *, probed: Sequence[RingMaster]
-) -> Held:
-    """Audit the token in a session of its own, and probe the masters that were not probed before."""
-    with token.new_session() as session:
-        found = audit(session, allowed, required)
-        for master in found.masters:
-            if master not in probed:
-                probe(session, master)
-        return found
 
 
 def public_key(session: TokenSession, name: KeyName) -> bytes:
@@ -234,7 +267,7 @@ def _known(session: TokenSession, label: str, kind: ObjectClass = ObjectClass.SE
     try:
         return session.key(label, kind, trusted=trusted)
     except KeyNotFound as error:
-        raise HsmUnavailable(f"{label} was in the token at start and is gone") from error
+        raise KeyGone(f"{label} was in the token at start and is gone") from error
 
 
 def _master(session: TokenSession, master: RingMaster) -> int:

@@ -98,6 +98,7 @@ class Answer(IntEnum):
     ATTRIBUTE_VALUE_INVALID = 0x013
     ACTION_PROHIBITED = 0x01B
     DEVICE_ERROR = 0x030
+    DEVICE_MEMORY = 0x031
     DEVICE_REMOVED = 0x032
     ENCRYPTED_DATA_INVALID = 0x040
     ENCRYPTED_DATA_LEN_RANGE = 0x041
@@ -117,6 +118,8 @@ class Answer(IntEnum):
     SESSION_HANDLE_INVALID = 0x0B3
     TEMPLATE_INCOMPLETE = 0x0D0
     TEMPLATE_INCONSISTENT = 0x0D1
+    TOKEN_NOT_PRESENT = 0x0E0
+    TOKEN_NOT_RECOGNIZED = 0x0E1
     UNWRAPPING_KEY_HANDLE_INVALID = 0x0F0
     USER_ALREADY_LOGGED_IN = 0x100
     USER_NOT_LOGGED_IN = 0x101
@@ -141,3 +144,20 @@ LOST_KEY = frozenset(
     )
 )
 """A handle is no longer good; the session is, and other keys that live in it must not be thrown away with it."""
+
+LOST_MODULE = frozenset(
+    answer.name
+    for answer in (
+        Answer.CRYPTOKI_NOT_INITIALIZED,
+        Answer.USER_NOT_LOGGED_IN,
+        Answer.DEVICE_ERROR,
+        Answer.DEVICE_MEMORY,
+        Answer.DEVICE_REMOVED,
+        Answer.TOKEN_NOT_PRESENT,
+        Answer.TOKEN_NOT_RECOGNIZED,
+    )
+)
+"""The login, the token or the module itself is gone: only starting the module again and a new login can help."""
+
+LOST = LOST_SESSION | LOST_KEY | LOST_MODULE
+"""No verdict on what was asked, only on the way there."""

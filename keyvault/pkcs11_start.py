@@ -1,4 +1,4 @@
-"""Starting the PKCS#11 module, one login, and the bounded pool of sessions that everything else borrows from.
+"""Starting the PKCS#11 module, one login, and sessions. `pkcs11_pool.py` lends the sessions and heals what is lost.
 
 A PKCS#11 module is one thing per process by its nature: one C_Initialize, one login state per token. `Module` makes that
 explicit; start one, in a process that was spawned, never before a fork.
@@ -8,27 +8,32 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import mmap
 import os
-import queue
 import re
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pkcs11
 
-from keyvault.errors import CallFailed, HsmUnavailable, KeyNotFound, ModuleRefused, PinRejected, PromiseBroken
-from keyvault.pkcs11_names import LOST_KEY, LOST_SESSION, Answer, Attribute, ObjectClass, Role
+from keyvault.errors import CallFailed, HsmTimeout, HsmUnavailable, KeyNotFound, ModuleRefused, PinRejected, PromiseBroken
+from keyvault.locked import LockedBuffer
+from keyvault.pin_throttle import HeldPin, PinThrottle
+from keyvault.pkcs11_names import Answer, Attribute, ObjectClass, Role
 from keyvault.pkcs11_raw import RawCalls, Template
-
-Result = TypeVar("Result")
 
 _PIN_ANSWERS = frozenset(
     answer.name
     for answer in (Answer.PIN_INCORRECT, Answer.PIN_INVALID, Answer.PIN_LEN_RANGE, Answer.PIN_EXPIRED, Answer.PIN_LOCKED)
 )
+
+
+STARTS_S = 45.0
+"""How long a start waits for others that start on the same token."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,10 @@ class TokenConfig:
     serial: str
     folder: Path | None = None
     sessions: int = 8
-    wait_s: float = 5.0
+    wait_s: float = 2.0
+    """How long a caller waits for a session while all are in use, and for a recovery."""
+    call_s: float = 2.0
+    """How long the calls of one operation may take before they count as hanging."""
 
 
 class Module:
@@ -61,6 +69,15 @@ class Module:
         with answers("C_Initialize"):
             self.calls.start_with_locking(lambda: loaded.append(pkcs11.lib(str(path))))
         self._library = loaded[0]
+        self._started = True
+
+    def restart(self) -> None:
+        """C_Finalize and C_Initialize: every session, session object and login of this process is gone. No call may be running."""
+        with suppress(CallFailed), answers("C_Finalize"):  # a module that somebody else stopped says so
+            self._library.finalize()
+        self._started = False
+        with answers("C_Initialize"):
+            self.calls.start_with_locking(self._library.initialize)
         self._started = True
 
     def token(self, label: str, serial: str | None = None) -> Any:
@@ -97,17 +114,35 @@ class Module:
 
 
 @contextmanager
-def starting_alone(folder: Path | None) -> Iterator[None]:
-    """One start at a time on a SoftHSM token folder: of several at once, some are answered GENERAL_ERROR (2.6.1, measured)."""
+def starting_alone(folder: Path | None, wait_s: float = STARTS_S) -> Iterator[None]:
+    """One start at a time on a SoftHSM token folder: of several at once, some are answered GENERAL_ERROR (2.6.1, measured).
+
+    Raises HsmUnavailable where the folder is gone, and HsmTimeout where another start takes longer than `wait_s`.
+    """
     if folder is None:
         yield
         return
-    descriptor = os.open(folder / ".starting", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    deadline = time.monotonic() + wait_s
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        descriptor = os.open(folder / ".starting", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise HsmUnavailable(f"the token's folder cannot be used: {error.strerror}") from error
+    try:
+        while not _locked(descriptor):
+            if time.monotonic() > deadline:
+                raise HsmTimeout(f"another process has been starting on this token for {wait_s:.0f} s")
+            time.sleep(0.01)
         yield
     finally:
         os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 class TokenSession:
@@ -116,8 +151,18 @@ class TokenSession:
     def __init__(self, calls: RawCalls, session: Any) -> None:
         self.calls = calls
         self.handle = int(session.handle)
+        self.born = time.monotonic()
+        self.alive = True
+        """False once it was closed or lost: session keys made in it are gone, and their handles may mean others."""
         self._session = session
         self._keys: dict[tuple[str, ObjectClass, bool], int] = {}
+        self._page: LockedBuffer | None = None
+
+    def page(self, size: int) -> LockedBuffer:
+        """Locked memory for what a call puts out, at least `size` bytes, this session's own: whoever uses it wipes it."""
+        if self._page is None or self._page.size < size:
+            self._page = LockedBuffer(max(size, mmap.PAGESIZE))
+        return self._page
 
     def find(self, template: Template) -> list[int]:
         """Handles of every object that matches all of `template`."""
@@ -126,7 +171,8 @@ class TokenSession:
     def key(self, label: str, kind: ObjectClass, *, trusted: bool = False) -> int:
         """The one key of this name. Raises KeyNotFound, and PromiseBroken where two stand under one name."""
         name = (label, kind, trusted)
-        if name not in self._keys:
+        known = self._keys.get(name)
+        if known is None:
             found = self.find({Attribute.CLASS: kind, Attribute.LABEL: label})
             if not found:
                 raise KeyNotFound(f"the token holds no key {label!r}")
@@ -135,8 +181,8 @@ class TokenSession:
                 raise PromiseBroken(f"{len(found)} keys stand under the one name {label!r} (ids {ids})")
             if trusted and self.calls.read(self.handle, found[0], Attribute.TRUSTED) != b"\x01":
                 raise PromiseBroken(f"{label!r} is not TRUSTED: it was not made by the security officer")
-            self._keys[name] = found[0]
-        return self._keys[name]
+            known = self._keys[name] = found[0]
+        return known
 
     def forget_keys(self) -> None:
         """Find every key again when it is next used."""
@@ -144,140 +190,68 @@ class TokenSession:
 
     def close(self) -> None:
         """C_CloseSession; session objects made in it are gone."""
+        self.alive = False
         with answers("C_CloseSession"):
             self._session.close()
 
 
 class Token:
-    """A token, logged in once for the life of the process, with at most `config.sessions` sessions for its work.
+    """One login on a token: made anew, with one more login, where it was lost. C_Login is called once, however it ends."""
 
-    Sessions are borrowed for one operation at a time, never across a caller's code, so that they cannot run out by nesting.
-    """
-
-    def __init__(self, module: Module, config: TokenConfig, pin: str) -> None:
-        self._module = module
+    def __init__(self, module: Module, config: TokenConfig, pin: str | HeldPin) -> None:
+        """Raises HsmUnavailable, PinRejected, and PinThrottled where the token refused a PIN shortly before."""
+        self.module = module
         self._token = module.token(config.label, config.serial)
-        self._sessions, self._wait_s = config.sessions, config.wait_s
         self._pid = os.getpid()
+        self._throttle = PinThrottle(config.folder, config.serial)
+        self._throttle.require_rested()
         self._login = self.open_session()
         try:
-            self._log_in(pin)
+            self._log_in(pin if isinstance(pin, str) else pin.read())
         except HsmUnavailable:
-            self._login.close()
+            with suppress(CallFailed):
+                self._login.close()
             raise
-        # None is a permit to open one session: they are opened when first needed and replaced when lost.
-        self._free: queue.LifoQueue[TokenSession | None] = queue.LifoQueue()
-        for _ in range(config.sessions):
-            self._free.put(None)
-        self._open = True
 
     def _log_in(self, pin: str) -> None:
         flags = self._token.flags
         if flags & (pkcs11.TokenFlag.USER_PIN_FINAL_TRY | pkcs11.TokenFlag.USER_PIN_LOCKED):
             raise PinRejected("the token allows one last try or none; it was not used")
         try:
-            self._module.calls.login(self._login.handle, Role.USER, pin)
+            self.module.calls.login(self._login.handle, Role.USER, pin)
         except CallFailed as error:
             if error.answer in _PIN_ANSWERS:
+                self._throttle.refused()
                 raise PinRejected() from error
             raise
+        self._throttle.accepted()
 
     def open_session(self) -> TokenSession:
-        """A new session outside the pool, read-write; the caller closes it. Raises HsmUnavailable."""
-        self._require_here()
-        return self._module.session(self._token)
+        """A new read-write session; the caller closes it. Raises HsmUnavailable."""
+        self.require_here()
+        return self.module.session(self._token)
 
-    @contextmanager
-    def new_session(self) -> Iterator[TokenSession]:
-        """A session outside the pool until the block ends, which has found no key yet."""
-        session = self.open_session()
-        try:
-            yield session
-        finally:
-            session.close()
-
-    def _require_here(self) -> None:
-        if os.getpid() != self._pid:
-            raise HsmUnavailable("the token was opened before a fork: spawn the process and open it there")
-
-    def _logged_in_session(self) -> TokenSession:
+    def logged_in_session(self) -> TokenSession:
+        """The same, seen to be the user's. Raises CallFailed with USER_NOT_LOGGED_IN where the login is lost."""
         session = self.open_session()
         if not session.calls.is_users(session.handle):
             session.close()
-            raise HsmUnavailable("the login is lost; one login is tried per start: start again")
+            raise CallFailed("C_GetSessionInfo", Answer.USER_NOT_LOGGED_IN.name)
         return session
 
-    def run(self, operation: Callable[[TokenSession], Result]) -> Result:
-        """Run one operation on a borrowed session; raises what it raises.
-
-        Where the session or a key's handle turns out lost, the operation is tried once more, on a fresh session or with the
-        keys found again. It must therefore be one that a failed first try leaves undone.
-        """
-        with self._borrowed() as place:
-            try:
-                return operation(place.session)
-            except CallFailed as error:
-                if not place.mend(error):
-                    raise
-            try:
-                return operation(place.session)
-            except CallFailed as error:
-                place.mend(error)
-                raise
-
-    @contextmanager
-    def _borrowed(self) -> Iterator[_Place]:
-        self._require_here()
-        if not self._open:
-            raise HsmUnavailable("the token was closed")
-        try:
-            free = self._free.get(timeout=self._wait_s)
-        except queue.Empty:
-            raise HsmUnavailable(f"every session of the token was busy for {self._wait_s} s") from None
-        place = _Place(self._logged_in_session, free)
-        try:
-            yield place
-        finally:
-            self._free.put(place.held)
-
-    def close(self) -> None:
-        """Let running calls end, log out and stop the module; later calls fail with HsmUnavailable. Idempotent."""
-        if not self._open or os.getpid() != self._pid:
-            return
-        self._open = False
-        for _ in range(self._sessions):
-            try:
-                self._free.get(timeout=self._wait_s)
-            except queue.Empty:
-                return  # a call hangs in the module: to stop it under that call could end the process
-        self._module.calls.logout(self._login.handle)
-        self._module.stop()
-
-
-class _Place:
-    """One place in the pool while it is borrowed: its session, opened when first asked for."""
-
-    def __init__(self, open_session: Callable[[], TokenSession], held: TokenSession | None) -> None:
-        self._open_session = open_session
-        self.held = held
-
     @property
-    def session(self) -> TokenSession:
-        if self.held is None:
-            self.held = self._open_session()
-        return self.held
+    def is_here(self) -> bool:
+        """Whether this is the process that logged in, not a fork of it."""
+        return os.getpid() == self._pid
 
-    def mend(self, error: CallFailed) -> bool:
-        """Let go of what the answer says is lost, so that the next use starts fresh. False: nothing of ours was lost."""
-        if self.held is not None and error.answer in LOST_SESSION:
-            with suppress(CallFailed):  # it is lost: closing it may only confirm that
-                self.held.close()
-            self.held = None
-            return True
-        if self.held is not None and error.answer in LOST_KEY:
-            self.held.forget_keys()
-            return True
-        return False
+    def require_here(self) -> None:
+        """Raises HsmUnavailable in a fork of the process that logged in."""
+        if not self.is_here:
+            raise HsmUnavailable("the token was opened before a fork: spawn the process and open it there")
+
+    def log_out(self) -> None:
+        """C_Logout, for every session of this process."""
+        self.module.calls.logout(self._login.handle)
 
 
 @contextmanager

@@ -7,9 +7,10 @@ so every test of a process shares this token; what starts the module itself runs
 from __future__ import annotations
 
 import multiprocessing
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,13 @@ def make_serving_token(folder: Path) -> tuple[TokenConfig, TokenFacts]:
     serial = softhsm.make_token(module, folder, "serving", SO_PIN, USER_PIN)
     config = TokenConfig(module, "serving", serial, folder)
     return config, ceremony.serving_token(config, SO_PIN, USER_PIN)
+
+
+def copied(token: ServingToken, folder: Path) -> TokenConfig:
+    """The same token's files elsewhere, for a test that changes or breaks them."""
+    shutil.copytree(token.folder, folder)
+    (folder / "softhsm2.conf").write_text(f"directories.tokendir = {folder / 'objects'}\nobjectstore.backend = file\n")
+    return replace(token.config, folder=folder)
 
 
 @pytest.fixture(scope="session")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hsm_fixtures import SO_PIN, USER_PIN, ServingToken, in_own_process, make_serving_token
+from hsm_fixtures import SO_PIN, USER_PIN, ServingToken, copied, in_own_process, make_serving_token
 
 from keyvault import ceremony
 from keyvault.errors import HsmUnavailable, KeyNotFound, KeyVaultError
@@ -26,13 +25,6 @@ def code_of(call: Callable[[], Any]) -> str:
     except KeyVaultError as error:
         return error.code
     return "worked"
-
-
-def copied(token: ServingToken, folder: Path) -> TokenConfig:
-    """The same token's files elsewhere, to be changed freely."""
-    shutil.copytree(token.folder, folder)
-    (folder / "softhsm2.conf").write_text(f"directories.tokendir = {folder / 'objects'}\nobjectstore.backend = file\n")
-    return TokenConfig(token.config.module, token.config.label, token.config.serial, folder)
 
 
 # What runs in a process of its own

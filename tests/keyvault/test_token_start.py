@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from hsm_fixtures import USER_PIN, ServingToken, in_own_process
+from hsm_fixtures import USER_PIN, ServingToken, copied, in_own_process
 
-from keyvault.errors import CallFailed, HsmUnavailable, PinRejected
+from keyvault.errors import CallFailed, HsmUnavailable, PinRejected, PinThrottled
 from keyvault.hsm import KeyName, RingMaster
 from keyvault.locked import LockedBuffer
+from keyvault.pin_throttle import pause_after
 from keyvault.pkcs11_hsm import Pkcs11Hsm
 from keyvault.pkcs11_raw import RawCalls
 from keyvault.pkcs11_start import Module, TokenConfig
@@ -67,7 +68,7 @@ def opened(config: TokenConfig, pin: str = USER_PIN) -> Pkcs11Hsm:
 
 
 def function(hsm: Pkcs11Hsm, place: int, *arguments: int) -> int:
-    table = hsm._token._module.calls.table
+    table = hsm._token.token.module.calls.table
     pointer = c_void_p.from_address(table + 8 * place).value
     return int(CFUNCTYPE(c_ulong, *[c_ulong] * len(arguments))(pointer or 0)(*arguments))
 
@@ -92,6 +93,11 @@ def start_counting(config: TokenConfig) -> dict[str, Any]:
     except PinRejected as error:
         report["refused"] = error.code
     report["logins"], report["sessions after the wrong PIN"] = len(logins.calls), sessions.count()
+    try:
+        opened(config)
+    except PinThrottled as error:
+        report["right PIN at once"] = (error.code, len(logins.calls))
+    rest(config)
     hsm = opened(config)
     report |= {"flags": flags, "logins after the right PIN": len(logins.calls), "sessions": sessions.count()}
     try:
@@ -107,6 +113,14 @@ def start_counting(config: TokenConfig) -> dict[str, Any]:
         except HsmUnavailable as error:
             report[f"{name} after close"] = error.code
     return report
+
+
+def rest(config: TokenConfig) -> None:
+    """As if the pause after a refused PIN were over."""
+    assert config.folder is not None
+    marker = config.folder / ".pin-rejected"
+    note = json.loads(marker.read_text())
+    marker.write_text(json.dumps(note | {"when": note["when"] - pause_after(note["refusals"])}))
 
 
 def start_on_the_last_try(config: TokenConfig, flag: int) -> tuple[str, int]:
@@ -185,17 +199,16 @@ def lose_things(config: TokenConfig) -> dict[str, Any]:
             report["dek lost with its session"] = error.code
     with hsm.open_dek(MASTER, wrapped):
         report["opened again"] = True
-    function(hsm, CLOSE_ALL, hsm._token._token.slot.slot_id)
-    for _ in range(3):
-        try:
-            hsm.mac(KeyName.RECORD_MAC, b"x")
-        except HsmUnavailable as error:
-            report["login lost"] = str(error)
+    function(hsm, CLOSE_ALL, hsm._token.token._token.slot.slot_id)
+    report["login lost"] = [len(hsm.mac(KeyName.RECORD_MAC, b"x")) for _ in range(3)]
+    report["recoveries"] = hsm.figures.recoveries
     return report
 
 
-def token_folder_moved(config: TokenConfig, copy: Path) -> list[str]:
-    hsm = opened(replace(config, folder=copy))
+def token_folder_moved(config: TokenConfig) -> list[str]:
+    hsm = opened(replace(config, wait_s=0.3))
+    copy = config.folder
+    assert copy is not None
     hsm.mac(KeyName.RECORD_MAC, b"x")
     (copy / "objects").rename(copy / "gone")
     codes = []
@@ -224,7 +237,7 @@ def busy_pool(config: TokenConfig) -> dict[str, Any]:
     try:
         hsm.random(1)
     except HsmUnavailable as error:
-        report["busy"] = (str(error), 0.1 < time.monotonic() - began < 5)
+        report["busy"] = (error.code, str(error), 0.1 < time.monotonic() - began < 5)
     leave.set()
     holder.join()
     # One session is enough for any nesting: none is held across a caller's code.
@@ -265,12 +278,16 @@ def close_under_load(config: TokenConfig) -> tuple[set[str], int]:
 # The tests
 
 
-def test_locking_is_proved_and_one_start_is_one_login(serving_token: ServingToken) -> None:
-    report = in_own_process(start_counting, serving_token.config)
+def test_locking_is_proved_and_one_start_is_one_login(serving_token: ServingToken, tmp_path: Path) -> None:
+    """A16: a wrong PIN is one C_Login; the next start is refused by us, without asking the token."""
+    config = copied(serving_token, tmp_path / "copy")
+    report = in_own_process(start_counting, config)
+    assert report["right PIN at once"] == ("pin_throttled", 1)
+    assert not (tmp_path / "copy" / ".pin-rejected").exists(), "an accepted PIN clears it"
     assert report["refused"] == "pin_rejected"
     assert report["logins"] == 1
     assert report["logins after the right PIN"] == 2
-    assert report["flags"] == [2, 2], "C_Initialize was called with CKF_OS_LOCKING_OK at each start"
+    assert report["flags"] == [2, 2, 2], "C_Initialize was called with CKF_OS_LOCKING_OK at each start"
     assert report["sessions after the wrong PIN"] == 0
     assert report["sessions"] == 1
     assert "OS locking" in report["second module"]
@@ -306,19 +323,18 @@ def test_lost_sessions_and_keys_are_replaced_once(serving_token: ServingToken) -
     assert report["key found again"]
     assert report["dek lost with its session"] == "hsm_unavailable"
     assert report["opened again"]
-    assert "login is lost" in report["login lost"]
+    assert report["login lost"] == [16, 16, 16]
+    assert report["recoveries"] == 1
 
 
 def test_a_token_folder_that_is_gone_is_unavailable_not_an_unknown_key(serving_token: ServingToken, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(serving_token.folder, copy)
-    (copy / "softhsm2.conf").write_text(f"directories.tokendir = {copy / 'objects'}\nobjectstore.backend = file\n")
-    assert in_own_process(token_folder_moved, serving_token.config, copy) == ["hsm_unavailable", "hsm_unavailable"]
+    config = copied(serving_token, tmp_path / "copy")
+    assert in_own_process(token_folder_moved, config) == ["hsm_unavailable", "hsm_unavailable"]
 
 
 def test_a_busy_pool_answers_in_time_and_nesting_needs_one_session(serving_token: ServingToken) -> None:
     report = in_own_process(busy_pool, serving_token.config)
-    assert report["busy"] == ("every session of the token was busy for 0.2 s", True)
+    assert report["busy"] == ("hsm_busy", "every session of the token was busy for 0.2 s", True)
     assert report["nested"] == 8
 
 
