@@ -127,6 +127,23 @@ def lasting(database: Database) -> Iterator[Transaction]:
         raise SyncStoreUnavailable(type(problem).__name__) from None
 
 
+@contextmanager
+def snapshot(database: Database) -> Iterator[Transaction]:
+    """As `lasting`, for reading: every query sees the database as it was at the first one."""
+    with lasting(database) as transaction:
+        transaction.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
+        yield transaction
+
+
+def summarized(transaction: Transaction) -> tuple[int, str, int, str]:
+    """Keys and tombstones that both sites signed for: how many of each, and a digest of which, whatever their order."""
+    keys = "SELECT count(*), bit_xor(hashtextextended(dek_id::text, row_version)) FROM wrapped_key"
+    keys += " WHERE synced = row_version AND state <> 'destroyed'"
+    stones = "SELECT count(*), bit_xor(hashtextextended(voice_id::text, 0)) FROM tombstone WHERE peer_erased_at IS NOT NULL"
+    (held, which), (erased, voices) = (transaction.execute(text(query)).one() for query in (keys, stones))
+    return held, str(which), erased, str(voices)
+
+
 @dataclass(frozen=True)
 class StoredBatch:
     """A batch that both sites signed. `kind` is `keys` or `tombstones`, with `-told` once the other site has our signature."""

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import sqlalchemy
 from fakes import FakeHsm
@@ -20,9 +21,10 @@ from keyvault.approvals import Approval, Officer, Operation
 from keyvault.database import Transaction
 from keyvault.events import KeyEvent
 from keyvault.hsm import KeyName, RingMaster
+from keyvault.sync.batches import Batches
 from keyvault.sync.coordinator import Coordinator
 from keyvault.sync.durable import SiteParts
-from keyvault.sync.errors import PeerUnavailable
+from keyvault.sync.errors import PeerUnavailable, SyncRefused
 from keyvault.sync.node import SiteNode
 from keyvault.sync.peer import RemotePeer, serve
 from keyvault.sync.roster import Roster, SiteKey
@@ -139,6 +141,25 @@ class FunctionLink:
         return reply
 
 
+@dataclass
+class VoiceRows:
+    """Rows of higher packages, which a process keeps as it likes: here beside the database, so that tests can look."""
+
+    kept: dict[UUID, bytes] = field(default_factory=dict)
+    refuse: set[UUID] = field(default_factory=set)
+
+    def rows_of(self, transaction: Transaction, voice: UUID) -> bytes:
+        return self.kept.get(voice, b"")
+
+    def take(self, transaction: Transaction, voice: UUID, rows: bytes) -> None:
+        if voice in self.refuse:
+            raise SyncRefused("this voice is another tenant's here")
+        self.kept[voice] = rows
+
+    def drop(self, transaction: Transaction, voice: UUID) -> None:
+        self.kept.pop(voice, None)
+
+
 class OneSite:
     """A site's durable parts, and the process over them while it lives."""
 
@@ -146,6 +167,7 @@ class OneSite:
         self.name, self.fuse, self.journal, self.now = name, Fuse(), Journal(), NOW
         self.hsm, self.database = FusedHsm(masters, self.fuse), database
         self.serial = f"serial-{name}"
+        self.rows = VoiceRows()
         self.node: SiteNode | None = None
 
     @property
@@ -240,6 +262,13 @@ class Sites:
         peer = RemotePeer(others[0], self.links[others[0]]) if others else None
         return Coordinator(site.alive(), peer, lambda: site.now)
 
+    def batches(self, name: str, most: int = 100) -> Batches:
+        """What a site sends and takes, with its rows of higher packages."""
+        site = self.all[name]
+        others = [other for other in self.all if other != name and other in site.alive().ledger.roster.names]
+        peer = RemotePeer(others[0], self.links[others[0]]) if others else None
+        return Batches(site.alive(), peer, site.rows, most=most)
+
     def ceremony(self, master: RingMaster, names: str = "") -> None:
         """Officers bring one master into the tokens of these sites, or of all."""
         key = os.urandom(32)
@@ -247,7 +276,7 @@ class Sites:
             self.all[name].hsm.install(master, key)
 
     def _link(self, name: str) -> FunctionLink:
-        return FunctionLink(lambda: self.all[name].alive(), lambda: None)
+        return FunctionLink(lambda: self.all[name].alive(), lambda: self.batches(name))
 
 
 def destruction(labels: Sequence[str], cluster: str = "cluster-1") -> tuple[Operation, tuple[Approval, ...]]:
