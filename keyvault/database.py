@@ -1,18 +1,21 @@
 """The door to the database: one place that knows SQLAlchemy's types, so that others can name them.
 
-Statements that a request always runs go out together, in one round trip: `send`. It uses the driver's pipeline, because most
-of what a short transaction costs is waiting for answers that nothing depends on yet.
+Statements that a request always runs go out together, in one round trip: `send`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from hashlib import sha256
 from typing import Any
 
 from sqlalchemy import ClauseElement, Connection, Engine, MetaData
-from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
+from sqlalchemy.dialects.postgresql.asyncpg import PGDialect_asyncpg
 from sqlalchemy.exc import DBAPIError
+
+from keyvault.pipeline import Rows as Rows
+from keyvault.pipeline import Words, exchange
 
 metadata = MetaData(
     naming_convention={
@@ -34,8 +37,6 @@ Transaction = Connection
 Statement = tuple[ClauseElement, Mapping[str, Any]]
 """A statement and the values of its bind parameters."""
 
-Rows = list[tuple[Any, ...]]
-
 
 def send(transaction: Transaction, *statements: Statement, commit: bool = False) -> list[Rows]:
     """Run the statements in order, in one round trip, and COMMIT in the same one if asked; the rows of each, as tuples.
@@ -43,13 +44,11 @@ def send(transaction: Transaction, *statements: Statement, commit: bool = False)
     Each sees what those before it did, and what others had committed when it began. Raises SQLAlchemy's DBAPIError: none of the
     statements then stands, and nothing was committed, unless the connection was lost during the COMMIT itself.
     """
-    driver: Any = transaction.connection.driver_connection
+    connection = transaction.connection
+    driver: Any = connection.driver_connection
+    prepared = connection.info.setdefault("glottis.prepared", set())
     try:
-        with driver.pipeline():
-            cursors = [_execute(driver, statement, values) for statement, values in statements]
-            if commit:
-                driver.commit()
-        return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
+        return exchange(driver, prepared, [(_in_words(statement), values) for statement, values in statements], commit=commit)
     except transaction.dialect.loaded_dbapi.Error as error:
         if driver.closed:
             transaction.invalidate()
@@ -58,13 +57,10 @@ def send(transaction: Transaction, *statements: Statement, commit: bool = False)
         ) from None
 
 
-def _execute(driver: Any, statement: ClauseElement, values: Mapping[str, Any]) -> Any:
-    words, constants = _in_words(statement)
-    return driver.execute(words, {**constants, **values})
-
-
 @lru_cache(maxsize=64)
-def _in_words(statement: ClauseElement) -> tuple[str, Mapping[str, Any]]:
-    """A statement in the driver's words, and the constants in it. Built once, it is put into words once."""
-    compiled = statement.compile(dialect=PGDialect_psycopg())  # type: ignore[no-untyped-call]  # SQLAlchemy's own
-    return str(compiled), dict(compiled.params)
+def _in_words(statement: ClauseElement) -> Words:
+    """A statement as the server reads it. Statements are built once, so that each is put into words once."""
+    compiled: Any = statement.compile(dialect=PGDialect_asyncpg())  # type: ignore[no-untyped-call]  # writes $1, $2 and casts
+    text = str(compiled)
+    name = f"glottis-{sha256(text.encode()).hexdigest()[:16]}"
+    return Words(name, text, compiled.positiontup or (), compiled.params)
