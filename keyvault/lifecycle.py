@@ -8,7 +8,7 @@ proposed, and by each site again when it votes. Until then it can be cancelled, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Protocol
@@ -17,7 +17,7 @@ from keyvault.approvals import Approval, Operation
 from keyvault.database import Database, Transaction
 from keyvault.errors import DelayTooShort, KeyNotFound, KeyStateForbids, KeyVaultError, ReasonMissing
 from keyvault.events import KeyEvent, Recorder
-from keyvault.hsm import Hsm, RingMaster
+from keyvault.hsm import RingMaster, SiteHsm
 from keyvault.records import RecordMac, RingVersion
 from keyvault.rings import Rings
 from keyvault.states import KeyState, require_step
@@ -118,7 +118,7 @@ class Lifecycle:
         self,
         *,
         database: Database,
-        hsm: Hsm,
+        hsm: SiteHsm,
         store: KeyStore,
         recorder: Recorder,
         masters: Masters,
@@ -135,18 +135,15 @@ class Lifecycle:
 
     def versions(self, ring: str | None = None) -> list[Version]:
         """Every version of the ring, or of all rings. Raises RecordTampered, and KeyNotFound for a ring that is none."""
+        held = self._hsm.held()
         with self._database.begin() as transaction:
             found: list[Version] = []
             for name in [ring] if ring else self._store.rings(transaction):
                 keys, rows = self._store.references(transaction, name), self._rings.versions(transaction, name)
                 if not rows:
                     raise KeyNotFound(f"ring {name!r} has no version")
-                found += [self._seen(row, keys.get(row.version, 0)) for row in rows]
+                found += [_seen(row, keys.get(row.version, 0), held) for row in rows]
         return found
-
-    def _seen(self, row: RingVersion, keys: int) -> Version:
-        master = RingMaster(row.ring, row.version)
-        return Version(master, row.state, row.created_at, row.destroy_at, row.reason, keys, master in self._hsm.masters())
 
     def suspend(self, master: RingMaster, reason: str) -> None:
         """Stop all use of it for a while. Raises KeyStateForbids, ReasonMissing, what the sites refuse."""
@@ -249,6 +246,11 @@ class Lifecycle:
         with self._database.begin() as transaction:
             self._store.replace_ring_version(transaction, old, changed)
             self._recorder.record(transaction, KeyEvent(action, facts | {"destroy_at": due.isoformat()}))
+
+
+def _seen(row: RingVersion, keys: int, held: Container[str]) -> Version:
+    master = RingMaster(row.ring, row.version)
+    return Version(master, row.state, row.created_at, row.destroy_at, row.reason, keys, master.label in held)
 
 
 def _require_reason(reason: str) -> str:

@@ -116,11 +116,10 @@ class Schedules:
         rewrapping: Rewrapping,
         officers: Officers,
         cluster: str,
-        clock: Callable[[], datetime],
     ) -> None:
         self._database, self._mac, self._recorder = database, mac, recorder
         self._lifecycle, self._rewrapping, self._officers = lifecycle, rewrapping, officers
-        self._cluster, self._clock, self._store = cluster, clock, ScheduleStore()
+        self._cluster, self._store = cluster, ScheduleStore()
 
     def all(self) -> list[Schedule]:
         """Every schedule, by name. Raises RecordTampered."""

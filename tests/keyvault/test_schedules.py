@@ -35,7 +35,6 @@ class Ring(House):
             rewrapping=rewrapping,
             officers=self.desk,
             cluster="cluster-1",
-            clock=lambda: self.now,
         )
 
     def enrol_under(self, master, count: int) -> None:
