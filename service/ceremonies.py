@@ -25,7 +25,7 @@ from service.errors import OfficerKeyRefused
 from service.isolation import Account, establish
 from service.officers import OfficerKey, person_of
 from service.settings import Secret, Settings
-from service.site import Site
+from service.site import Site, announce
 
 OAEP = "SHA_1"  # what SoftHSM 2.6.1 has; a hardware module's site may plan with SHA256
 
@@ -115,28 +115,41 @@ class Desk:
             transcript.check_follows(own, Step.CLOSE)
         self._kept(transcript)
 
-    def abandon(self, master: RingMaster, agreed: Callable[[RingMaster], bool]) -> int:
+    def abandon(self, master: RingMaster, agreed: Callable[[RingMaster], bool] | None = None) -> int:
         """Destroy what is left here of a ceremony that came to nothing; returns the number of objects. Its number stays used.
 
-        `agreed` says whether the sites' table names this version. Raises CeremonyRefused for one that it names, that this
-        site serves, that is whole, or that no ceremony began here.
+        `agreed` says whether the sites' table names this version; None while there is no table yet. Raises CeremonyRefused
+        for one that it names (or that this site serves), for one that is whole, and for one that no ceremony began here.
         """
         kept = self._known(master)
         if kept is None:
             raise CeremonyRefused(f"no ceremony of {master.label} was begun here")
-        if kept.complete or master in Site.load(self._settings.site_file).masters or agreed(master):
+        in_use = agreed(master) if agreed else master in Site.load(self._settings.site_file).masters
+        if kept.complete or in_use:
             raise CeremonyRefused(f"{master.label} is in use: it is destroyed by approval only, see `glottis keys destroy`")
         said = self._token("remove", ring=master.ring, version=master.version, user_pin=self._pins.user())
         return int(said["objects"])
+
+    def announce(self, story: Transcript) -> None:
+        """Let this site's processes start with the master in their token, before it is there. Idempotent."""
+        story.check(self._roster, verify_p256)
+        if self._known(story.plan.master) is None:
+            self._require_fresh(story)
+            self._kept(story)
+        announce(self._settings, establish(self._settings.state_dir, self._settings.site), story.plan.master)
 
     def open_ones(self) -> list[Transcript]:
         """Ceremonies begun here that are not whole."""
         return [story for story in self._all() if not story.complete]
 
-    def take(self, token: TokenProcess, offered: Transcript, answer: Transcript) -> Transcript:
-        """See `Offer.take`."""
+    def check_answer(self, offered: Transcript, answer: Transcript) -> None:
+        """See `Offer.check`."""
         self._require(answer, Step.MASTER, self._seat(answer, Step.RECEIPT))
         answer.check_follows(offered, Step.MASTER)
+
+    def take(self, token: TokenProcess, offered: Transcript, answer: Transcript) -> Transcript:
+        """See `Offer.take`."""
+        self.check_answer(offered, answer)
         said = token.ask(wrapped=base64.b64encode(answer.newest.content).decode())
         received = answer.followed(self._key, attributes=tuple(said["attributes"]))
         received.check(self._roster, verify_p256)
@@ -145,10 +158,13 @@ class Desk:
     def _require(self, story: Transcript, newest: Step, seat: Seat) -> None:
         story.check(self._roster, verify_p256)
         story.check_follows(story, newest)
-        if (seat.site, seat.token_serial) != (self._settings.site, self._serial()):
-            raise CeremonyRefused(f"the next step is for the token {seat.token_serial} of site {seat.site}")
+        self._require_token(seat)
         if seat.officer != self.officer:
             raise OfficerKeyRefused(f"the plan names {seat.officer} for this step, and this is a key of {self.officer}")
+
+    def _require_token(self, seat: Seat) -> None:
+        if (seat.site, seat.token_serial) != (self._settings.site, self._serial()):
+            raise CeremonyRefused(f"the next step is for the token {seat.token_serial} of site {seat.site}")
 
     def _seat(self, story: Transcript, step: Step) -> Seat:
         return story.plan.seat(step)
@@ -201,6 +217,10 @@ class Offer:
     desk: Desk
     token: TokenProcess = field(repr=False)
     message: Transcript
+
+    def check(self, answer: Transcript) -> None:
+        """Raise CeremonyMessageInvalid unless this is the maker's answer to this offer. Another may still come."""
+        self.desk.check_answer(self.message, answer)
 
     def take(self, answer: Transcript) -> Transcript:
         """Put the maker's answer into the token: works once. The receipt goes back to the maker."""

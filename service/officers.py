@@ -74,8 +74,12 @@ def new_key(path: Path, passphrase: str | None) -> OfficerKey:
 
 def fingerprint(data: bytes) -> str:
     """The first 128 bits of a SHA-256 in groups to read aloud: enough that nobody makes a second message to match."""
-    said = sha256(data).hexdigest()[:32]
-    return " ".join(said[at : at + 4] for at in range(0, 32, 4))
+    return grouped(sha256(data).digest())
+
+
+def grouped(digest: bytes) -> str:
+    """The same of a digest that is known already."""
+    return " ".join(digest.hex()[at : at + 4] for at in range(0, 32, 4))
 
 
 def person_of(key: OfficerKey, roster: Roster) -> str:

@@ -1,0 +1,304 @@
+"""`glottis keys ceremony`: one new master version at two sites, by two officers who pass files to each other."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from functools import cache, wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+from keyvault.ceremony_messages import ORDER, Step, Transcript
+from keyvault.errors import CeremonyMessageInvalid, CeremonyRefused
+from keyvault.hsm import RingMaster
+from keyvault.sync.roster import Roster
+from keyvault.sync.signatures import verify_p256
+from service.ceremonies import OAEP, Desk, Offer, TokenPins
+from service.cli.main import say_json
+from service.officers import OfficerKey, fingerprint, grouped, read_roster
+from service.settings import Secret, Settings
+from service.sync.admin import ask
+
+_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
+_LOOK_S = 0.5
+
+
+_ROSTER = click.option("--roster", type=_FILE, help="The cluster's roster.  [default: `roster` in the state folder]")
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
+_OUT = click.option("--out", type=click.Path(path_type=Path), help="Where the message goes.  [default: a name by version and step]")
+_COMPARED = click.option("--yes", is_flag=True, help="The fingerprints were compared: do not ask.")
+_DESK = (
+    click.option("--key", type=_FILE, required=True, help="Your officer's key file."),
+    click.option("--pin-file", help="The token user's PIN: a file, or - for a line of standard input.  [default: the site's]"),
+)
+_SO_PIN = click.option(
+    "--so-pin-file", help="The security officer's PIN: a file, or - for a line of standard input.  [default: asked, not shown]"
+)
+
+
+def _at_desk(*more: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Options that make a desk, which the command gets as its first argument, and `more`."""
+
+    def decorated(command: Callable[..., None]) -> Any:
+        @wraps(command)
+        def run(key: Path, roster: Path | None, pin_file: str | None, so_pin_file: str | None = None, **rest: Any) -> None:
+            command(_open_desk(key, roster, pin_file, so_pin_file), **rest)
+
+        for option in reversed((*_DESK, _ROSTER, *more, _JSON)):
+            run = option(run)
+        return run
+
+    return decorated
+
+
+@click.group(invoke_without_command=True)
+@click.option("--verify", "verified", type=_FILE, help="The same as the command `verify`, with the roster of the state folder.")
+@click.pass_context
+def ceremony(context: click.Context, verified: Path | None) -> None:
+    """Make a master at two sites: two officers, two hosts, files between them.
+
+    \b
+    maker's host               receiver's host
+    begin --with OFFICER  -->
+                          <--  offer PLAN      (stays open until the answer is there)
+    send OFFER            -->  (takes the answer by itself)
+                          <--  the receipt
+    close RECEIPT         -->  keep TRANSCRIPT
+
+    Every message is signed by its officer's own key. Both consoles show its fingerprint: compare it by telephone before you
+    say yes. What is cut off can be begun again; a version number is never used twice.
+    """
+    if verified is not None:
+        context.invoke(verify, file=verified, roster=None, as_json=False)
+        context.exit()
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+@ceremony.command()
+@_at_desk(_OUT)
+@click.option("--ring", default="main", show_default=True, help="The ring that gets a new version.")
+@click.option("--with", "receiver", required=True, help="The officer at the other site.")
+@click.option("--version", type=click.IntRange(min=1), help="The new version's number.  [default: the lowest never used here]")
+@click.option("--oaep", type=click.Choice(["SHA_1", "SHA256"]), default=OAEP, show_default=True, help="The transport's hash.")
+def begin(desk: Desk, ring: str, receiver: str, version: int | None, oaep: str, out: Path | None, as_json: bool) -> None:
+    """Plan a new version, to be made at this site. Give the file to the other officer."""
+    _tell(desk.begin(ring, receiver, version, oaep), out, as_json=as_json)
+
+
+@ceremony.command()
+@click.argument("plan", type=_FILE)
+@_at_desk(_SO_PIN, _OUT, _COMPARED)
+@click.option("--reply", type=click.Path(path_type=Path), help="Where the maker's answer will lie.  [default: its own name, here]")
+def offer(desk: Desk, plan: Path, out: Path | None, reply: Path | None, yes: bool, as_json: bool) -> None:
+    """Offer a one-time key for PLAN and wait for the maker's answer; then put the master into this site's token.
+
+    The one-time key lives in this command alone: when it ends, nothing can open the answer any more. If that happens before
+    the maker has sent it, offer again; afterwards both sites `abandon` the version and begin a new one.
+    """
+    story = _read(plan)
+    _compare(story, yes=yes)
+    desk.announce(story)
+    with desk.offer(story) as offered:
+        _tell(offered.message, out, as_json=as_json)
+        wanted = reply or Path(_name(offered.message, Step.MASTER))
+        click.echo(f"waiting for the maker's answer in {wanted} (Ctrl-C gives up)", err=True)
+        answer = _awaited(wanted, offered)
+        _compare(answer, yes=yes)
+        received = offered.take(answer)
+    _tell(received, None if out is None else out.with_name(f"{out.name}-receipt"), as_json=as_json)
+
+
+@ceremony.command()
+@click.argument("offered", metavar="OFFER", type=_FILE)
+@_at_desk(_SO_PIN, _OUT, _COMPARED)
+def send(desk: Desk, offered: Path, out: Path | None, yes: bool, as_json: bool) -> None:
+    """Make the master in this site's token and wrap it for OFFER's one-time key, once. Give the file to the other officer."""
+    story = _read(offered)
+    _compare(story, yes=yes)
+    desk.announce(story)
+    _tell(desk.send(story), out, as_json=as_json)
+
+
+@ceremony.command()
+@click.argument("receipt", type=_FILE)
+@_at_desk(_OUT, _COMPARED)
+def close(desk: Desk, receipt: Path, out: Path | None, yes: bool, as_json: bool) -> None:
+    """Sign that both tokens hold the master. The file is the transcript: give it to the other officer, and to auditors."""
+    story = _read(receipt)
+    _compare(story, yes=yes)
+    _tell(desk.close(story), out, as_json=as_json)
+
+
+@ceremony.command()
+@click.argument("transcript", type=_FILE)
+@_at_desk()
+def keep(desk: Desk, transcript: Path, as_json: bool) -> None:
+    """Check the whole TRANSCRIPT and keep it at the receiver's site too."""
+    story = _read(transcript)
+    desk.keep(story)
+    _say(story, f"{story.plan.master.label} is whole; the transcript is kept", as_json=as_json)
+
+
+@ceremony.command("list")
+@_at_desk()
+def list_(desk: Desk, as_json: bool) -> None:
+    """Show the ceremonies that were begun at this site and are not whole."""
+    found = desk.open_ones()
+    if as_json:
+        say_json({"open": [_facts(story) for story in found]})
+        return
+    for story in found:
+        click.echo(f"{story.plan.master.label}: the {story.newest.step} was the last step here")
+    if not found:
+        click.echo("no ceremony is open here")
+
+
+@ceremony.command()
+@click.argument("ring")
+@click.argument("version", type=click.IntRange(min=1))
+@_at_desk()
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def abandon(desk: Desk, ring: str, version: int, dry_run: bool, yes: bool, as_json: bool) -> None:
+    """Remove what a ceremony that came to nothing left in this site's token. The number stays used.
+
+    The site must run: it says that the two sites never agreed on this version.
+    """
+    settings, master = Settings.load(os.environ), RingMaster(ring, version)
+    named = [story for story in desk.open_ones() if story.plan.master == master]
+    if not named:
+        raise CeremonyRefused(f"no open ceremony of {master.label} was begun here")
+    if dry_run:
+        _say(named[0], f"what this token holds of {master.label} would be destroyed", as_json=as_json)
+        return
+    if not yes:
+        click.confirm(f"Destroy what this token holds of {master.label}?", abort=True, err=True)
+    gone = desk.abandon(master, lambda wanted: _agreed(settings, wanted))
+    _say(named[0], f"{gone} objects of {master.label} are destroyed; the number stays used", as_json=as_json)
+
+
+@ceremony.command()
+@click.argument("file", type=_FILE)
+@_ROSTER
+@_JSON
+def verify(file: Path, roster: Path | None, as_json: bool) -> None:
+    """Check a transcript with public keys alone: every signature, the chain of messages, both tokens, both officers."""
+    story, known = _read(file), _roster(roster)
+    story.check(known, verify_p256)
+    if not story.complete:
+        raise CeremonyMessageInvalid(f"every message holds, but the ceremony is not whole: it ends with the {story.newest.step}")
+    _say(story, f"{story.plan.master.label}: the whole ceremony holds", as_json=as_json)
+
+
+def _awaited(place: Path, offered: Offer) -> Transcript:
+    """The maker's answer, once it lies there whole; what lies there instead is named, and another is waited for."""
+    seen = (0, 0)
+    while True:
+        if place.exists() and (now := (place.stat().st_mtime_ns, place.stat().st_size)) != seen:
+            seen = now
+            try:
+                answer = _read(place)
+                offered.check(answer)
+            except CeremonyMessageInvalid as error:
+                click.echo(f"{place} is not the answer ({error}); still waiting", err=True)
+            else:
+                return answer
+        time.sleep(_LOOK_S)
+
+
+def _open_desk(key: Path, roster: Path | None, pin_file: str | None, so_pin_file: str | None) -> Desk:
+    settings = Settings.load(os.environ)
+    # Piped PINs come first, the officer's before the user's; what is typed is asked for when a step needs it.
+    officer = _pin(so_pin_file, "the security officer's PIN", None)
+    user = _pin(pin_file, "the token user's PIN", settings.serving_pin)
+    return Desk(settings, _roster(roster), OfficerKey.load(key, _passphrase), TokenPins(officer, user))
+
+
+def _passphrase() -> str:
+    return str(click.prompt("passphrase of the key file", hide_input=True, err=True))
+
+
+def _pin(source: str | None, what: str, default: Secret | None) -> Callable[[], str]:
+    if source == "-":
+        given = sys.stdin.readline().rstrip("\n")
+        return lambda: given
+    if source is not None:
+        return Secret(Path(source)).read
+    if default is not None and (default.command or (default.file and default.file.exists())):
+        return default.read
+    return cache(lambda: str(click.prompt(what, hide_input=True, err=True)))
+
+
+def _roster(path: Path | None) -> Roster:
+    return read_roster(path or Settings.load(os.environ).roster_file)
+
+
+def _read(path: Path) -> Transcript:
+    return Transcript.read(path.read_bytes())
+
+
+def _agreed(settings: Settings, master: RingMaster) -> bool:
+    told = ask(settings, "status")
+    if told["open"] is not None:
+        raise CeremonyRefused(f"a transaction of the sites is open ({told['open']}): finish it first, glottis site resume")
+    return any(version["name"] == master.label and version["agreed"] for version in told["versions"])
+
+
+def _compare(story: Transcript, *, yes: bool) -> None:
+    """Show every message so far and have the officer compare the newest with the other console."""
+    for line in _lines(story):
+        click.echo(line, err=True)
+    if not yes:
+        click.confirm(f"Does the other officer's console show this fingerprint of the {story.newest.step}?", abort=True, err=True)
+
+
+def _name(story: Transcript, step: Step) -> str:
+    return f"{story.plan.ring}-{story.plan.version}.{ORDER.index(step) + 1}-{step}"
+
+
+def _tell(story: Transcript, out: Path | None, *, as_json: bool) -> None:
+    """Write the message for the other side and show what was written."""
+    place = out or Path(_name(story, story.newest.step))
+    place.write_bytes(story.encode())
+    if as_json:
+        say_json(_facts(story) | {"file": str(place)})
+        return
+    for line in _lines(story):
+        click.echo(line)
+    click.echo(f"written to {place}: give it to the other officer, who must see the same fingerprint")
+
+
+def _say(story: Transcript, sentence: str, *, as_json: bool) -> None:
+    if as_json:
+        say_json(_facts(story))
+        return
+    for line in _lines(story):
+        click.echo(line)
+    click.echo(sentence)
+
+
+def _fingerprints(story: Transcript) -> dict[str, str]:
+    return {one.message.step.value: fingerprint(one.message.encode()) for one in story.messages}
+
+
+def _facts(story: Transcript) -> dict[str, Any]:
+    plan = story.plan
+    sides = {
+        name: {"site": seat.site, "token": seat.token_serial, "officer": seat.officer}
+        for name, seat in (("maker", plan.maker), ("receiver", plan.receiver))
+    }
+    about = {"cluster": plan.cluster, "ring": plan.ring, "version": plan.version, "step": story.newest.step.value}
+    return about | sides | {"fingerprints": _fingerprints(story), "complete": story.complete}
+
+
+def _lines(story: Transcript) -> list[str]:
+    plan = story.plan
+    lines = [f"ring {plan.ring}, version {plan.version}, cluster {plan.cluster}, roster {grouped(plan.roster)}"]
+    for name, seat in (("made", plan.maker), ("received", plan.receiver)):
+        lines.append(f"{name} at site {seat.site} by {seat.officer}, in the token {seat.token_serial}")
+    return lines + [f"{step.ljust(8)} {said}" for step, said in _fingerprints(story).items()]
