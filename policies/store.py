@@ -252,20 +252,10 @@ class PolicyStore:
         )
         return tuple(found for row in rows if (found := self._read(row, Voice)))
 
-    def voices_under(self, transaction: Transaction, consent_id: UUID) -> tuple[UUID, ...]:
-        """The voices whose rows name this consent, whether their MACs hold or not: who erases may not miss one."""
-        return tuple(transaction.scalars(select(voice.c.voice_id).where(voice.c.consent_id == consent_id)))
-
-    def erase_voice(self, transaction: Transaction, voice_id: UUID) -> tuple[str, bool] | None:
-        """Delete the voice's row, name and all; its tenant, and whether its MAC held. None where there was no row."""
-        row = transaction.execute(delete(voice).where(voice.c.voice_id == voice_id).returning(*voice.c)).one_or_none()
-        if row is None:
-            return None
-        try:
-            self._read(row, Voice)
-        except AuthorityRowTampered:
-            return row.tenant, False
-        return row.tenant, True
+    def voice_ids(self, transaction: Transaction, *, limit: int | None = None, **of: object) -> tuple[UUID, ...]:
+        """Ids of voices whose rows say so (`tenant=`, `consent_id=`), MACs unchecked: newest first; who erases misses none."""
+        rows = select(voice.c.voice_id).filter_by(**of).order_by(voice.c.created_at.desc(), voice.c.voice_id)
+        return tuple(transaction.scalars(rows.limit(limit)))
 
     def insert(self, transaction: Transaction, value: Client | Consent | Voice) -> None:
         """Write a new row. Raises RowChanged if there is one with this key."""

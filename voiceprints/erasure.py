@@ -116,7 +116,7 @@ class Erasure:
         if before.tenant is None and not before.findings:
             raise VoiceUnknown()
         now = datetime.fromtimestamp(self._clock(), UTC)
-        self._policies.erase_voice(transaction, voice)
+        self._policies.forget_voice(transaction, voice)
         self._voiceprints.replace(transaction, voice, ())
         stone, findings = self._tombstones.bury(
             transaction, voice, before.tenant or "", now=now, peer_erased_at=now if self._alone else None
@@ -139,14 +139,14 @@ class Erasure:
                 self._registry.withdraw_consent(transaction, consent_id)
         except AuthorityRowTampered:
             pass
-        voices = sorted(self._policies.voices_under(transaction, consent_id))
+        voices = sorted(self._policies.voice_ids(transaction, consent_id=consent_id))
         return tuple(self.erase(transaction, voice, tenant=tenant) for voice in voices)
 
     def drop(self, transaction: Transaction, voice: UUID) -> None:
         """Forget what this site has of a voice that the other site erased, but for its keys. Idempotent."""
         self._details.erase(transaction, voice)
         self._voiceprints.replace(transaction, voice, ())
-        self._policies.erase_voice(transaction, voice)
+        self._policies.forget_voice(transaction, voice)
 
     def _outlook(self, transaction: Transaction, stone: Tombstone) -> Outlook | None:
         """None where the ring's rows do not carry their MACs: nothing can be said then."""

@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from keyvault.database import Database, Transaction
 from keyvault.errors import RecordTampered, SealBroken
-from keyvault.keys import VoiceKeys
+from keyvault.keys import FoundKey, VoiceKeys
 from keyvault.locked import LockedBuffer
-from keyvault.records import KeyRef, WrappedKey
+from keyvault.records import KeyRef
 from policies.errors import GrantMismatch
 from policies.grants import OPENING, Grant
 from voiceprints.embedding import BYTES, SIZE, Vector, checked_embedding
@@ -99,14 +99,14 @@ class OpenVoices:
                 _Scratch(self._memory, scratch_bytes, held),
             )
 
-    def _found(self, tenant: str, voice: UUID) -> tuple[SealedRow, SealedRow, WrappedKey]:
+    def _found(self, tenant: str, voice: UUID) -> tuple[SealedRow, SealedRow, FoundKey]:
         with reading(self._database) as transaction:
             return sealed_voice(transaction, self._store, self._keys, tenant, voice)
 
 
 def sealed_voice(
     transaction: Transaction, store: VoiceprintStore, keys: VoiceKeys, tenant: str, voice: UUID
-) -> tuple[SealedRow, SealedRow, WrappedKey]:
+) -> tuple[SealedRow, SealedRow, FoundKey]:
     """The voice's embedding and conditioning, still sealed, and their key: all three say the same of each other.
 
     Raises VoiceprintMissing, KeyNotFound, RecordTampered, SealBroken.

@@ -15,9 +15,9 @@ from uuid import UUID
 from keyvault.database import Database, Transaction
 from keyvault.errors import RowChanged
 from keyvault.events import KeyEvent, Recorder
-from keyvault.keys import NewVoiceKey, VoiceKeys
+from keyvault.keys import FoundKey, NewVoiceKey, VoiceKeys
 from keyvault.locked import LockedBuffer
-from keyvault.records import KeyRef, WrappedKey
+from keyvault.records import KeyRef
 from keyvault.tombstones import Tombstones
 from policies.authority import Voice
 from policies.errors import VoiceUnknown
@@ -75,7 +75,7 @@ class Resealing:
                 self._finish(transaction, known, new.ref, grant)
         return new.ref
 
-    def _begun(self, voice: UUID, grant: MaintenanceGrant) -> tuple[Voice, tuple[SealedRow, SealedRow], WrappedKey]:
+    def _begun(self, voice: UUID, grant: MaintenanceGrant) -> tuple[Voice, tuple[SealedRow, SealedRow], FoundKey]:
         """The voice as it is, still sealed, once it is on record that it will be opened for this job."""
         with durable(self._database) as transaction:
             known = self._policies.voice_anywhere(transaction, voice)
@@ -88,7 +88,7 @@ class Resealing:
         return known, (embedding, conditioning), key
 
     def _require_unchanged(
-        self, transaction: Transaction, known: Voice, rows: tuple[SealedRow, SealedRow], key: WrappedKey
+        self, transaction: Transaction, known: Voice, rows: tuple[SealedRow, SealedRow], key: FoundKey
     ) -> None:
         """What was opened is still what is stored; a key that was only re-wrapped is the same key. Raises RowChanged."""
         embedding, conditioning, current = sealed_voice(transaction, self._store, self._keys, known.tenant, known.voice_id)

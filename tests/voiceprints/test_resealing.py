@@ -26,7 +26,7 @@ from keyvault.records import WrappedKey
 from keyvault.states import KeyState
 from keyvault.store import KeyStore, TombstoneStore, wrapped_key
 from keyvault.sync.errors import ApprovalExpired, ApprovalInvalid, ApprovalMissing, RequesterApproved
-from keyvault.sync.roster import Roster
+from keyvault.sync.roster import Roster, SiteKey
 from keyvault.sync.signatures import verify_p256
 from policies.errors import AuditUnavailable, GrantExpired, GrantMismatch, VoiceUnknown
 from policies.grants import REKEY, MaintenanceGrant, rekey_description
@@ -264,9 +264,12 @@ def test_more_voices_than_approved_are_refused(erasing, officers):
         officers.granted([approved, more], about=[approved])
 
 
-def test_without_officers_only_a_one_site_roster_grants_by_itself(erasing, officers):
+def test_where_there_are_two_sites_nobody_grants_by_himself(erasing, officers):
+    second = SiteKey("b", "2", key_pair()[0])
+    roster = replace(officers.roster, sites=(*officers.roster.sites, second))
     with pytest.raises(GrantMismatch):
-        MaintenanceGrant.development(officers.roster, "job", [uuid4()], now=erasing.now())
+        MaintenanceGrant.development(roster, "job", [uuid4()], now=erasing.now())
+    assert MaintenanceGrant.development(officers.roster, "job", [uuid4()], now=erasing.now()).approved_by == ()
 
 
 @pytest.mark.timeout(300)

@@ -1,0 +1,241 @@
+"""Voices as the operator sees them: who there is, erase, give a new key, certify. In a step process, under the vault's user.
+
+Only `rekey` opens anything, voice by voice, inside one locked buffer, in a process that was hardened first. Every call is on
+record in the audit log before it answers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID, uuid4
+
+from keyvault.approvals import Approval, Operation
+from keyvault.database import Database, Transaction
+from keyvault.hsm import Hsm, KeyName, SiteHsm
+from keyvault.keys import VoiceKeys
+from keyvault.records import RecordMac, Tombstone
+from keyvault.rings import Rings
+from keyvault.store import KeyStore
+from keyvault.sync.roster import Roster
+from keyvault.sync.signatures import verify_p256
+from keyvault.sync.store import SyncStore
+from keyvault.tombstones import Outlook, Tombstones
+from policies.audit.details import Details
+from policies.audit.store import AuditStore
+from policies.authority import Voice
+from policies.errors import AuthorityRowTampered, VoiceUnknown
+from policies.grants import MaintenanceGrant
+from policies.intents import Facts, Intent
+from policies.registry import Registry
+from policies.store import PolicyStore, durable
+from service.key_events import KeyEventRecorder
+from service.masters import connect, serving_token
+from service.officers import read_roster
+from service.settings import Settings
+from voiceprints import erasure_certificate
+from voiceprints.erasure import Erased, Erasure, Remains
+from voiceprints.errors import NotErased
+from voiceprints.memory import LockedMemory
+from voiceprints.resealing import Resealing
+
+Answer = dict[str, Any]
+_OPERATOR = "glottis"
+
+
+@dataclass(frozen=True)
+class Voices:
+    """The operator's use cases over one site's token and database."""
+
+    settings: Settings
+    database: Database
+    hsm: SiteHsm
+    policies: PolicyStore
+    audit: AuditStore
+    tombstones: Tombstones
+    erasure: Erasure
+    roster: Roster
+
+    def listed(self, tenant: str | None, limit: int) -> Answer:
+        """Voices, newest first, at most `limit`; rows that do not carry their MAC are named by their ids."""
+        with durable(self.database) as transaction:
+            ids = self.policies.voice_ids(transaction, limit=limit + 1, **({"tenant": tenant} if tenant else {}))
+            found, tampered = [], []
+            for voice in ids[:limit]:
+                try:
+                    row = self.policies.voice_anywhere(transaction, voice)
+                except AuthorityRowTampered:
+                    tampered.append(str(voice))
+                else:
+                    found += [_voice(row)] if row else []
+            self._record(transaction, "voice.listed", tenant, None, {"voices": len(found)})
+        return {"voices": found, "tampered": tampered, "more": len(ids) > limit}
+
+    def shown(self, voice: UUID) -> Answer:
+        """What there is of one voice, and how far its erasure is. Raises VoiceUnknown."""
+        with durable(self.database) as transaction:
+            remains = self.erasure.remains(transaction, voice)
+            if remains.tombstone is None and not remains.any:
+                raise VoiceUnknown()
+            self._record(transaction, "voice.shown", remains.tenant, voice, {})
+        return self._remains(remains)
+
+    def erase(self, voice: UUID, *, dry_run: bool) -> Answer:
+        """Erase one voice, or say what would go. Raises VoiceUnknown."""
+        if dry_run:
+            return self.shown(voice) | {"changed": False}
+        with durable(self.database) as transaction:
+            done = self.erasure.erase(transaction, voice)
+        return self._erased(done)
+
+    def withdraw(self, consent: UUID, *, dry_run: bool) -> Answer:
+        """End a consent and erase every voice under it, or say which would go. Raises ConsentUnknown."""
+        with durable(self.database) as transaction:
+            if dry_run:
+                voices = sorted(self.policies.voice_ids(transaction, consent_id=consent))
+                self._record(transaction, "consent.shown", None, None, {"consent": str(consent)})
+                return {"consent": str(consent), "changed": False, "voices": [str(voice) for voice in voices]}
+            done = self.erasure.withdraw(transaction, consent)
+            self._record(transaction, "consent.withdrawn", None, None, {"consent": str(consent), "voices": len(done)})
+        return {"consent": str(consent), "changed": True, "voices": [self._erased(erased) for erased in done]}
+
+    def rekey(self, voices: Sequence[UUID], operation: Operation | None, approvals: Sequence[Approval]) -> Answer:
+        """Give each voice a new key; one that fails is named, and the others go on. Raises GrantMismatch, ApprovalMissing, …"""
+        now = datetime.now(UTC)
+        if operation is None:
+            grant = MaintenanceGrant.development(self.roster, str(uuid4()), voices, now=now)
+        else:
+            grant = MaintenanceGrant.approved(self.roster, operation, approvals, voices, now=now, verify=verify_p256)
+        recorder, mac = KeyEventRecorder(self.audit), RecordMac(self.hsm)
+        resealing = Resealing(
+            database=self.database,
+            keys=VoiceKeys(self.hsm, KeyStore(), recorder, mac),
+            tombstones=self.tombstones,
+            policies=self.policies,
+            recorder=recorder,
+            memory=LockedMemory(),
+            clock=time.time,
+        )
+        done: list[Answer] = []
+        for voice in sorted(set(voices)):
+            try:
+                done.append({"voice": str(voice), "key_version": resealing.reseal(voice, grant).version, "code": None})
+            except Exception as error:
+                code = getattr(error, "code", None)
+                if code is None or code in _ENDS:
+                    raise
+                done.append({"voice": str(voice), "key_version": None, "code": code})
+        return {"job": grant.job, "approved_by": list(grant.approved_by), "voices": done}
+
+    def certificate(self, voice: UUID, document: str | None) -> Answer:
+        """This site's certificate of the voice's erasure; with `document`, the other site's with this site's signature too.
+
+        Raises NotErased, RecordTampered, ErasureCertificateInvalid.
+        """
+        with durable(self.database) as transaction:
+            stone = self.tombstones.of(transaction, voice)
+            if stone is None:
+                raise NotErased
+            history = SyncStore(RecordMac(self.hsm)).certificates(transaction)
+            versions = Rings(self.hsm, KeyStore(), KeyEventRecorder(self.audit), RecordMac(self.hsm)).versions(
+                transaction, stone.ring
+            )
+            closed = {
+                int(str(said["epoch"])): at for at, said in Details(self.hsm).of(transaction, "sync.closed") if "epoch" in said
+            }
+            self._record(transaction, "voice.certified", stone.tenant, voice, {"stage": _stage(stone)})
+        fields = erasure_certificate.fields_of(stone, versions, history, closed, self.roster)
+        site = self.settings.site
+        if document is None:
+            return erasure_certificate.issue(fields, site, datetime.now(UTC), self._sign)
+        return erasure_certificate.countersign(document.encode(), fields, site, self.roster, self._sign)
+
+    def _sign(self, data: bytes) -> bytes:
+        return self.hsm.sign(KeyName.SITE_IDENTITY, data)
+
+    def _record(self, transaction: Transaction, action: str, tenant: str | None, voice: UUID | None, facts: Facts) -> None:
+        intent = Intent(action, "allowed", tenant or _OPERATOR, _OPERATOR, voice, "voices", facts)
+        self.audit.append(transaction, intent)
+
+    def _erased(self, done: Erased) -> Answer:
+        gone = {"keys": done.keys, "sealed_rows": done.sealed_rows, "log_details": done.details}
+        return {
+            **_stone(done.tombstone),
+            "changed": done.changed,
+            **gone,
+            **_outlook(done.outlook),
+            "findings": list(done.findings),
+        }
+
+    def _remains(self, remains: Remains) -> Answer:
+        stone = _stone(remains.tombstone) if remains.tombstone else {"stage": "stored"}
+        there: Answer = {"voice": str(remains.voice), "tenant": remains.tenant, "name": remains.name}
+        there |= {"keys": remains.keys, "sealed_rows": remains.sealed_rows}
+        return {**stone, **there, **_outlook(remains.outlook), "findings": list(remains.findings)}
+
+
+_ENDS = frozenset(
+    {"audit_unavailable", "hsm_unavailable", "grant_mismatch", "token_expired", "pin_rejected", "locked_memory_exhausted"}
+)
+"""What ends a whole batch, because the next voice would meet it too."""
+
+
+@contextmanager
+def voices(settings: Settings) -> Iterator[Voices]:
+    """This site's voices, with the serving token and the vault's database role."""
+    database = connect(settings.role_url("vault"))
+    try:
+        with serving_token(settings, database) as hsm:
+            yield _voices(settings, database, hsm)
+    finally:
+        database.dispose()
+
+
+def erasure_of(hsm: Hsm, policies: PolicyStore, audit: AuditStore, *, alone: bool) -> Erasure:
+    """The erasure of one site, as every process that may erase joins it."""
+    recorder = KeyEventRecorder(audit)
+    return Erasure(
+        tombstones=Tombstones(RecordMac(hsm), recorder),
+        policies=policies,
+        registry=Registry(policies, time.time),
+        details=Details(hsm),
+        recorder=recorder,
+        alone=alone,
+        clock=time.time,
+    )
+
+
+def _voices(settings: Settings, database: Database, hsm: SiteHsm) -> Voices:
+    policies, audit = PolicyStore(RecordMac(hsm)), AuditStore(database, hsm)
+    roster = read_roster(settings.roster_file)
+    erasure = erasure_of(hsm, policies, audit, alone=roster.development)
+    tombstones = Tombstones(RecordMac(hsm), KeyEventRecorder(audit))
+    return Voices(settings, database, hsm, policies, audit, tombstones, erasure, roster)
+
+
+def _voice(voice: Voice) -> Answer:
+    facts = {"voice": str(voice.voice_id), "tenant": voice.tenant, "name": voice.name, "state": voice.state.value}
+    return facts | {"key_version": voice.key_version, "created_at": voice.created_at.isoformat(timespec="seconds")}
+
+
+def _stage(stone: Tombstone) -> str:
+    return "shredded" if stone.shredded_at else "erased"
+
+
+def _stone(stone: Tombstone) -> Answer:
+    times = {"erased_at": stone.erased_at, "peer_erased_at": stone.peer_erased_at, "shredded_at": stone.shredded_at}
+    covered = [f"{stone.ring}/{number}" for number in range(stone.first_ring_version, stone.last_ring_version + 1)]
+    told = {name: at.isoformat(timespec="seconds") if at else None for name, at in times.items()}
+    return {"voice": str(stone.voice), "tenant": stone.tenant, "stage": _stage(stone), **told, "ring_versions": covered}
+
+
+def _outlook(outlook: Outlook | None) -> Answer:
+    if outlook is None:
+        return {}
+    return {
+        "shredding": {"waits_for": list(outlook.left), "due": outlook.due.isoformat(timespec="seconds") if outlook.due else None}
+    }
