@@ -48,9 +48,10 @@ from policies.store import PolicyStore, used_token
 from policies.tokens import Entitlement, TokenMint, TokenVerifier, jwk_thumbprint
 from service import bringup, certificates
 from service.key_events import KeyEventRecorder
+from service.masters import connect, serving_token
 from service.refusal_counts import RefusalCounts
 from service.settings import Settings
-from service.wiring import AUDIENCE, connect, serving_hsm
+from service.wiring import AUDIENCE
 
 TENANT, CLIENT, TEXT = "bench", "app", "The quick brown fox jumps over the lazy dog."
 SPEECH_PATH, TOKEN_PATH = "/v1/audio/speech", "/oauth/token"
@@ -183,13 +184,13 @@ def site() -> Iterator[Site]:
     base = Path(tempfile.mkdtemp(prefix="glottis-bench-"))
     base.chmod(0o711)  # the database's user must get through
     try:
-        settings = Settings.load({"GLOTTIS_STATE_DIR": str(base / "state")})
+        settings = Settings.load({"GLOTTIS_STATE_DIR": str(base / "state"), "GLOTTIS_SITES": "1"})
         with bringup.held(settings):
             installation = bringup.prepare(settings)
             assert installation.postgres is not None
             with installation.postgres.serving(bringup.superuser_password(settings)):
                 database = connect(settings.role_url("vault"))
-                with serving_hsm(settings, installation.site) as hsm:
+                with serving_token(settings, database) as hsm:
                     yield Site(settings, database, hsm)
                 database.dispose()
     finally:

@@ -15,20 +15,21 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from urllib.parse import urlsplit
 from uuid import UUID, uuid4
 
 from sqlalchemy import make_url
 
-from service import certificates, steps
+from service import certificates, sites, steps
 from service.embedded import SUPERUSER, EmbeddedPostgres, new_password
 from service.errors import AlreadyRunning, HalfMade, NotRunning, StateFolderRefused
 from service.isolation import Account, Isolation, establish
 from service.schema import LOG, OWNER, VAULT
 from service.settings import Secret, Settings
 from service.site import Site, module, token_facts
+from service.sites import Introduction
 
 TOKENS = ("serving", "log", "officer")
+"""The first site's. The second has no officer token: the first site's authority issues its certificates too."""
 LOCK = ".lock"
 
 
@@ -40,6 +41,11 @@ class Installation:
     isolation: Isolation
     site: Site
     postgres: EmbeddedPostgres | None
+
+    @property
+    def second(self) -> Settings | None:
+        """The second site's settings, where it is one that this installation starts."""
+        return self.settings.of_site_b() if self.settings.starts_peer else None
 
 
 @contextmanager
@@ -93,14 +99,34 @@ def prepare_files(settings: Settings) -> Installation:
     isolation = establish(settings.state_dir, settings.site)
     _folders(settings, isolation)
     owners = {"serving": isolation.vault, "log": isolation.log, "officer": isolation.officer}
-    with ExitStack() as stack:  # tokens and cluster at once: two cores make them in half the time
-        tokens = [stack.enter_context(_token(settings, name, owners[name], isolation.officer)) for name in TOKENS]
+    with ExitStack() as stack:  # tokens, clusters and the second site at once: two cores make them in half the time
+        second = stack.enter_context(_second_site(settings, isolation))
+        tokens = [stack.enter_context(_token(settings, name, owners[name], isolation.officer)) for name in _tokens(settings)]
         postgres = _postgres(settings, isolation)
         for finish in tokens:
             finish()
-    site = _site(settings, isolation)
-    _certificates(settings, isolation, site)
+        site = _site(settings, isolation)
+        if "officer" in site.tokens:
+            _certificates(settings, isolation, site)
+        introduced = second()
+    sites.gather(settings, isolation, site, introduced)
     return Installation(settings, isolation, site, postgres)
+
+
+def _tokens(settings: Settings) -> tuple[str, ...]:
+    return TOKENS if settings.site == "a" else TOKENS[:2]
+
+
+@contextmanager
+def _second_site(settings: Settings, isolation: Isolation) -> Iterator[Callable[[], Introduction | None]]:
+    """Begin to make the second site's folder, where this installation starts that site and it has not entered yet."""
+    second = settings.of_site_b()
+    if not settings.starts_peer or sites.inside(second):
+        yield lambda: None
+        return
+    isolation.officer.folder(second.state_dir, 0o711)
+    with steps.begun(second, isolation.officer, "prepare_site") as answer:
+        yield lambda: Introduction.from_json(answer())
 
 
 def embedded_postgres(settings: Settings, isolation: Isolation) -> EmbeddedPostgres | None:
@@ -150,6 +176,7 @@ def _folders(settings: Settings, isolation: Isolation) -> None:
     officer = isolation.officer
     passage = 0o711 if isolation.separate or isolation.database.uid != officer.uid else 0o700
     officer.own(settings.state_dir, passage)
+    isolation.vault.folder(settings.link_dir)
     for folder in (settings.run_dir, settings.state_dir / "tokens", settings.state_dir / "db"):
         officer.folder(folder, passage)
     for folder in (settings.officer_dir, settings.log_dir, settings.state_dir / "clients"):
@@ -193,12 +220,13 @@ def _whole(settings: Settings, place: Path, owner: Account) -> None:
 
 
 def _site(settings: Settings, isolation: Isolation) -> Site:
-    tokens = {name: token_facts(json.loads((settings.token_dir(name) / "token.json").read_text())) for name in TOKENS}
+    names = _tokens(settings)
+    tokens = {name: token_facts(json.loads((settings.token_dir(name) / "token.json").read_text())) for name in names}
     try:
         cluster: UUID = Site.load(settings.site_file).cluster if settings.site_file.exists() else uuid4()
     except HalfMade as error:
         raise HalfMade(str(error), fix=error.mend) from error
-    site = Site(cluster, tokens)
+    site = Site(cluster, tokens, settings.site)
     isolation.officer.file(settings.site_file, site.to_json(), mode=0o644)
     return site
 
@@ -210,7 +238,7 @@ def _certificates(settings: Settings, isolation: Isolation, site: Site) -> None:
         answer = steps.call(settings, officer, "make_authority", installation=str(site.cluster))
         officer.file(authority, answer["pem"], mode=0o644)
     certificate, key = settings.tls_dir / "server.pem", settings.tls_dir / "server.key"
-    hosts = _hosts(settings)
+    hosts = certificates.hosts(settings.public_base_url, settings.bind)
     whole = certificate.exists() and key.exists() and (settings.tls_dir / "ca.pem").exists()
     if whole and not certificates.needs_renewal(certificate.read_bytes(), authority.read_bytes(), hosts, datetime.now(UTC)):
         return
@@ -220,13 +248,6 @@ def _certificates(settings: Settings, isolation: Isolation, site: Site) -> None:
     isolation.edge.file(key, private)
     isolation.edge.file(settings.tls_dir / "ca.pem", authority.read_bytes(), mode=0o644)
     isolation.edge.file(certificate, answer["pem"], mode=0o644)
-
-
-def _hosts(settings: Settings) -> list[str]:
-    """What clients may call this server: its public name first, then the names of this machine for itself."""
-    public = urlsplit(settings.public_base_url).hostname or "localhost"
-    bound = [] if settings.bind in {"0.0.0.0", "::"} else [settings.bind]  # noqa: S104 — compared, not bound
-    return list(dict.fromkeys([public, "localhost", "127.0.0.1", "::1", *bound]))
 
 
 def _postgres(settings: Settings, isolation: Isolation) -> EmbeddedPostgres | None:

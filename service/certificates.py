@@ -10,6 +10,7 @@ import ipaddress
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -119,6 +120,13 @@ def needs_renewal(certificate: bytes, authority: bytes, hosts: Sequence[str], no
     except (ValueError, TypeError, InvalidSignature):
         return True
     return set(named) != {_host(host) for host in hosts} or leaf.not_valid_after_utc < now + timedelta(days=RENEW_DAYS)
+
+
+def hosts(public_base_url: str, bind: str) -> list[str]:
+    """What clients may call a server: its public name first, then the names of its machine for itself."""
+    public = urlsplit(public_base_url).hostname or "localhost"
+    bound = [] if bind in {"0.0.0.0", "::"} else [bind]  # noqa: S104 — compared, not bound
+    return list(dict.fromkeys([public, "localhost", "127.0.0.1", "::1", *bound]))
 
 
 def _leaf(authority: x509.Certificate, request: bytes, name: str, *uses: x509.ObjectIdentifier) -> x509.CertificateBuilder:

@@ -4,36 +4,24 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
-from typing import Literal
 
 from sqlalchemy import text
 
-from service import bringup, steps
+from service import bringup, site_checks, steps
 from service.audit_bundles import check_records
 from service.cli.exits import Exit, exit_for
 from service.errors import AlreadyRunning, StateFolderRefused
+from service.findings import Finding
 from service.isolation import Account, Isolation, establish
-from service.programs import edge_serves, listening, vault_serves
+from service.programs import edge_serves, listening, unix_serves
 from service.schema import check_versions, opened
 from service.settings import Settings
 from service.site import module
 from synth.hibari_engine import HibariEngine
 from synth.models import require_one_runtime
 from voiceprints.models import GE2E, SILERO
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One part: `ok`, worth a `note`, or it `fails`; then `mend` says what to do and `exit` what the command ends with."""
-
-    part: str
-    state: Literal["ok", "note", "fails"]
-    said: str
-    mend: str = ""
-    exit: Exit = Exit.OK
 
 
 def examine(settings: Settings) -> Iterator[Finding]:
@@ -49,9 +37,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield Finding("state", "ok", str(settings.state_dir))
     yield _isolation(isolation)
     yield from _tokens(settings, isolation)
-    yield Finding(
-        "sites", "note", "one site: a development roster; a lost token is a lost ring", "Add a second site for production."
-    )
+    yield from site_checks.certificates(settings)
     yield from _running(settings, isolation)
 
 
@@ -80,6 +66,18 @@ def _try(part: str, look: Callable[[], str]) -> Finding:
         return Finding(part, "fails", said, str(mend), exit_for(error))
 
 
+def _guarded(part: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    """The same for looks that say themselves what they found."""
+    findings: list[Finding] = []
+
+    def all_of_it() -> str:
+        findings.extend(look())
+        return ""
+
+    failed = _try(part, all_of_it)
+    yield from findings if failed.state == "ok" else [failed]
+
+
 def _libraries() -> str:
     require_one_runtime()
     return f"glottis {metadata.version('glottis')}, onnxruntime {metadata.version('onnxruntime')} and no other runtime"
@@ -101,7 +99,7 @@ def _isolation(isolation: Isolation) -> Finding:
 def _tokens(settings: Settings, isolation: Isolation) -> Iterator[Finding]:
     """Each token opened under its user: PIN, audit, probes of what it must refuse, and a real unwrap."""
     owners = {"serving": isolation.vault, "log": isolation.log, "officer": isolation.officer}
-    for name, owner in owners.items():
+    for name, owner in ((name, owner) for name, owner in owners.items() if settings.token_dir(name).exists()):
         yield _try(f"token {name}", partial(_token, settings, name, owner))
 
 
@@ -119,7 +117,9 @@ def _running(settings: Settings, isolation: Isolation) -> Iterator[Finding]:
         except AlreadyRunning:
             yield Finding("processes", "ok", "glottis up is running")
             yield _try("database", lambda: _database(settings))
+            yield from _guarded("clock", lambda: iter([site_checks.clock(settings)]))
             yield _try("audit", lambda: _audit(settings))
+            yield from _guarded("sites", lambda: site_checks.sites(settings))
             yield from _sockets(settings)
             return
         yield Finding("processes", "note", "not running", "Start them: glottis up")
@@ -160,8 +160,11 @@ def _database(settings: Settings) -> str:
 
 
 def _sockets(settings: Settings) -> Iterator[Finding]:
+    if not settings.serves:
+        yield Finding("serving", "ok", "this site keeps keys and does not serve: GLOTTIS_SERVES=no")
+        return
     for path in settings.vault_sockets:
-        serves = vault_serves(path)
+        serves = unix_serves(path)
         mend = f"Read {settings.log_dir / path.stem}.log"
         yield Finding(path.stem, "ok", "ready") if serves else Finding(path.stem, "fails", "is not ready", mend, Exit.TEMPORARY)
     if edge_serves(settings):
@@ -173,5 +176,5 @@ def _sockets(settings: Settings) -> Iterator[Finding]:
 
 
 def _port_free(settings: Settings) -> str:
-    with listening(settings):
+    with listening(settings.bind, settings.port, "GLOTTIS_PORT"):
         return f"{settings.bind} port {settings.port} is free"

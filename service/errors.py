@@ -169,3 +169,34 @@ class RosterUnreadable(ServiceError):
 
     code = "roster_unreadable"
     fix = "Name the cluster's roster with --roster FILE; each site keeps it as `roster` in its state folder."
+
+
+class IntroductionRefused(ServiceError):
+    """This is no site's introduction."""
+
+    code = "introduction_refused"
+    fix = "Use what `glottis site introduce` printed at the other site, unchanged."
+
+
+class SiteNotAdmitted(ServiceError):
+    """This site belongs to no cluster yet."""
+
+    code = "site_not_admitted"
+    fix = (
+        "Give the output of `glottis site introduce` to the first site; its `glottis site admit FILE` prints a welcome: take that"
+        " with `glottis site enter FILE` here, and start again."
+    )
+
+
+class CeremonyAwaited(ServiceError):
+    """No master key was made for this cluster yet."""
+
+    code = "ceremony_awaited"
+    fix = "Let the officers of both sites hold the ceremony, `glottis keys ceremony`, and start again."
+
+
+class NothingToInstall(ServiceError):
+    """No new version waits in this site's token."""
+
+    code = "nothing_to_install"
+    fix = "Make one at both sites first: glottis keys ceremony."

@@ -17,7 +17,7 @@ _BY_STATUS: Mapping[int, str] = {
     " grant_mismatch",
     403: "denied client_inactive voice_suspended consent_withdrawn consent_expired consent_purpose consent_territory"
     " key_state_forbids",
-    404: "not_found voice_unknown consent_unknown key_version_not_found voiceprint_missing",
+    404: "not_found voice_unknown consent_unknown key_version_not_found voiceprint_missing voice_erased",
     405: "method_not_allowed",
     408: "client_disconnected cancelled",
     409: "row_changed model_mismatch",
@@ -31,7 +31,9 @@ _BY_STATUS: Mapping[int, str] = {
     " key_vault_error voiceprint_error policy_set_invalid onnxruntime_conflict ceremony_refused",
     503: "busy vault_unavailable audit_unavailable hsm_unavailable pin_rejected locked_memory_exhausted voiceprints_unavailable"
     " pkcs11_module_refused"
-    " decoder_unavailable audit_signing_failed audit_log_occupied",
+    " decoder_unavailable audit_signing_failed audit_log_occupied"
+    " awaiting_sync stale_epoch key_quarantined site_frozen site_unfounded store_rolled_back token_rolled_back"
+    " sync_store_unavailable master_missing",
 }
 STATUS: Mapping[str, int] = {code: status for status, codes in _BY_STATUS.items() for code in codes.split()}
 """Every code that a request can be answered with, and its HTTP status. Replay and expiry are 401: SDKs retry 409 and 5xx."""

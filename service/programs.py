@@ -12,13 +12,15 @@ import ssl
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from service import bringup
+from service import bringup, founding
+from service.bringup import Installation
 from service.embedded import ENVIRON as DATABASE_ENVIRON
 from service.embedded import EmbeddedPostgres
-from service.errors import PortTaken
+from service.errors import PortTaken, SiteNotAdmitted
 from service.isolation import Account, Isolation
 from service.settings import Settings
 from service.supervisor import Program, Supervisor, signals_held
@@ -44,7 +46,7 @@ def running(settings: Settings, say: Callable[[str], None]) -> Iterator[Supervis
     """
     with contextlib.ExitStack() as stack:
         try:
-            listener = stack.enter_context(listening(settings))
+            listener = stack.enter_context(listening(settings.bind, settings.port, "GLOTTIS_PORT")) if settings.serves else None
         except PortTaken:
             # Most likely by the Glottis that holds this very folder: then that is the message.
             if settings.state_dir.exists():
@@ -52,18 +54,83 @@ def running(settings: Settings, say: Callable[[str], None]) -> Iterator[Supervis
             raise
         stack.enter_context(bringup.held(settings))
         installation = bringup.prepare_files(settings)
-        sockets = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in settings.vault_sockets]
-        for unix, path in zip(sockets, settings.vault_sockets, strict=True):
-            _bind(unix, path, installation.isolation)
+        if not settings.roster_file.exists():
+            raise SiteNotAdmitted
+        founding.first_master(installation)
+        sites = _Sites.of(installation, stack)
         stack.enter_context(signals_held())
         supervisor = Supervisor(settings.log_dir, say)
         stack.callback(supervisor.stop)
+        supervisor.begin(sites.second())
         if installation.postgres is not None:
             supervisor.start([database(installation.postgres, bringup.superuser_password(settings))])
         bringup.prepare_schema(installation)
-        supervisor.start([*vaults(settings, installation.isolation, sockets), log(settings, installation.isolation)])
-        supervisor.start(edges(settings, installation.isolation, listener))
+        supervisor.start([sites.process(), log(settings, installation.isolation)])
+        founding.found(installation, supervisor.tend)
+        if listener is not None:
+            sockets = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in settings.vault_sockets]
+            for unix, path in zip(sockets, settings.vault_sockets, strict=True):
+                _bind(unix, path, installation.isolation)
+            supervisor.start(vaults(settings, installation.isolation, sockets))
+            supervisor.start(edges(settings, installation.isolation, listener))
         yield supervisor
+
+
+@dataclass(frozen=True)
+class _Sites:
+    """The site process with its two sockets, and the second site where this installation starts it."""
+
+    installation: Installation
+    admin: socket.socket
+    link: socket.socket | None
+    other: socket.socket | None
+
+    @classmethod
+    def of(cls, installation: Installation, stack: contextlib.ExitStack) -> _Sites:
+        """Listen for the operator and for the other site. Raises PortTaken."""
+        settings = installation.settings
+        admin = stack.enter_context(socket.socket(socket.AF_UNIX))
+        settings.admin_socket.unlink(missing_ok=True)
+        admin.bind(str(settings.admin_socket))
+        settings.admin_socket.chmod(0o600)
+        admin.listen(_BACKLOG)
+        link, other = None, None
+        if settings.peer_fd is not None:  # the first site listens for us, as it had to know the port before we were there
+            link = stack.enter_context(socket.socket(fileno=settings.peer_fd))
+        elif settings.sites == 2:
+            link = stack.enter_context(listening(settings.site_bind, settings.site_port, "GLOTTIS_SITE_PORT"))
+        if installation.second is not None:
+            other = stack.enter_context(listening(settings.site_bind, 0, "GLOTTIS_SITE_PORT"))
+        return cls(installation, admin, link, other)
+
+    def process(self) -> Program:
+        """The site process."""
+        settings, isolation = self.installation.settings, self.installation.isolation
+        sockets = [one for one in (self.admin, self.link) if one is not None]
+        fds: dict[str, object] = {"listen_fd": self.admin.fileno(), "peer_fd": self.link.fileno() if self.link else None}
+        if self.other is not None:
+            fds["peer_url"] = _url(self.other)
+        environ = _ENVIRON | settings.environ(worker="site", **fds)
+        argv, groups = [sys.executable, "-P", "-m", "service.sync"], isolation.database_groups(embedded=settings.embedded)
+        descriptors = [one.fileno() for one in sockets]
+        return Program("site", argv, isolation.vault, environ, partial(unix_serves, settings.admin_socket), groups, descriptors)
+
+    def second(self) -> list[Program]:
+        """`glottis up` of the second site's folder. Nothing here waits for it or ends with it: the first site serves without."""
+        second = self.installation.second
+        if second is None or self.other is None or self.link is None:
+            return []
+        environ = _ENVIRON | second.environ(peer_fd=self.other.fileno(), peer_url=_url(self.link))
+        argv = [sys.executable, "-P", "-m", "service.cli.main", "up"]
+        ready = partial(unix_serves, second.admin_socket)
+        officer, descriptors = self.installation.isolation.officer, [self.other.fileno()]
+        ends = ((signal.SIGTERM, 12.0),)
+        return [Program("site-b", argv, officer, environ, ready, (), descriptors, stop_signals=ends, vital=False)]
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
 
 
 def database(postgres: EmbeddedPostgres, password: str) -> Program:
@@ -84,7 +151,7 @@ def vaults(settings: Settings, isolation: Isolation, sockets: Sequence[socket.so
     """The vault workers, each on a Unix socket of its own."""
     groups = isolation.database_groups(embedded=settings.embedded)
     return [
-        _worker(settings, "vault", number, isolation.vault, unix, partial(vault_serves, path), groups)
+        _worker(settings, "vault", number, isolation.vault, unix, partial(unix_serves, path), groups)
         for number, (unix, path) in enumerate(zip(sockets, settings.vault_sockets, strict=True))
     ]
 
@@ -110,8 +177,8 @@ def edges(settings: Settings, isolation: Isolation, listener: socket.socket) -> 
     ]
 
 
-def vault_serves(path: Path) -> bool:
-    """Whether the vault worker at this Unix socket can open a voice now."""
+def unix_serves(path: Path) -> bool:
+    """Whether the vault worker or site process at this Unix socket can do its work now."""
     with socket.socket(socket.AF_UNIX) as unix:
         unix.settimeout(_PROBE_SECONDS)
         try:
@@ -162,21 +229,22 @@ def _worker(
 
 
 @contextlib.contextmanager
-def listening(settings: Settings) -> Iterator[socket.socket]:
-    """The TCP socket that the edge serves on. Raises PortTaken."""
-    family = socket.AF_INET6 if ":" in settings.bind else socket.AF_INET
+def listening(bind: str, port: int, setting: str) -> Iterator[socket.socket]:
+    """A TCP socket to serve on, whose port this `setting` names. Raises PortTaken."""
+    family = socket.AF_INET6 if ":" in bind else socket.AF_INET
     with socket.socket(family) as tcp:
         tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        where = f"{settings.bind} port {settings.port}"
+        where = f"{bind} port {port}"
         try:
-            tcp.bind((settings.bind, settings.port))
+            tcp.bind((bind, port))
             tcp.listen(_BACKLOG)
         except PermissionError:
-            raise PortTaken(f"this user may not listen on {where}", fix="Choose a port above 1023 in GLOTTIS_PORT.") from None
+            raise PortTaken(f"this user may not listen on {where}", fix=f"Choose a port above 1023 in {setting}.") from None
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise PortTaken(f"another program listens on {where}") from None
-            raise PortTaken(f"cannot listen on {where}: {error.strerror}", fix="Correct GLOTTIS_BIND.") from None
+                raise PortTaken(f"another program listens on {where}", fix=f"Stop it, or name a free port in {setting}.") from None
+            named = setting.replace("_PORT", "_BIND")
+            raise PortTaken(f"cannot listen on {where}: {error.strerror}", fix=f"Correct {named}.") from None
         yield tcp
 
 

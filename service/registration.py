@@ -8,16 +8,15 @@ from contextlib import contextmanager
 
 from keyvault.database import Database, Transaction
 from keyvault.hsm import Hsm
-from keyvault.pkcs11_hsm import Pkcs11Hsm
 from keyvault.records import RecordMac
 from policies.audit.store import AuditStore
 from policies.authority import Client, ClientState, Role
 from policies.intents import Facts, Intent
 from policies.registry import Registry
 from policies.store import PolicyStore, durable
+from service.masters import serving_token
 from service.schema import opened
 from service.settings import Settings
-from service.site import Site, token_config
 
 _OPERATOR = "glottis"
 """Whose entry a listing is: it is about no one client or tenant."""
@@ -87,11 +86,5 @@ def check_records(settings: Settings) -> int:
 
 @contextmanager
 def _serving(settings: Settings) -> Iterator[tuple[Database, Hsm]]:
-    site = Site.load(settings.site_file)
-    config = token_config(settings, "serving", site.tokens["serving"])
-    hsm = Pkcs11Hsm.open(config, settings.serving_pin.read(), expected_masters=site.masters)
-    try:
-        with opened(settings.role_url("vault")) as database:
-            yield database, hsm
-    finally:
-        hsm.close()
+    with opened(settings.role_url("vault")) as database, serving_token(settings, database) as hsm:
+        yield database, hsm

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 from uuid import UUID
@@ -18,6 +18,7 @@ from keyvault.softhsm import find_module
 from policies.audit.checkpoint import verifier_key
 from policies.audit.verify import VerifierKey
 from service.errors import HalfMade
+from service.isolation import Isolation
 from service.settings import Settings
 
 _FORMAT = 1
@@ -25,15 +26,16 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class Site:
-    """`tokens` by their folder's name: `serving`, `log`, `officer`."""
+    """`tokens` by their folder's name: `serving`, `log`, and `officer` at the first site alone. `name` as in the roster."""
 
     cluster: UUID
     tokens: Mapping[str, TokenFacts] = field(repr=False)
+    name: str = "a"
 
     @property
     def origin(self) -> str:
-        """The audit log's name in its checkpoints."""
-        return f"glottis.{self.cluster}/audit"
+        """The audit log's name in its checkpoints: each site keeps a log of its own."""
+        return f"glottis.{self.cluster}/audit" + ("" if self.name == "a" else f"-{self.name}")
 
     @property
     def audit_key(self) -> VerifierKey:
@@ -53,7 +55,7 @@ class Site:
             if facts["format"] != _FORMAT:
                 raise HalfMade(f"{path} has the format {facts['format']}", fix="Use the Glottis version that wrote it.")
             tokens = {name: token_facts(found) for name, found in facts["tokens"].items()}
-            return cls(UUID(facts["cluster"]), tokens)
+            return cls(UUID(facts["cluster"]), tokens, str(facts.get("site", "a")))
         except FileNotFoundError:
             mend = "Start it once: glottis up. If it runs elsewhere, name its folder in GLOTTIS_STATE_DIR in this terminal too."
             raise HalfMade(f"{path} is missing: this state folder was never started", fix=mend) from None
@@ -64,7 +66,20 @@ class Site:
         """The file's content. The audit key stands there for people to read; it is taken from the token's facts."""
         tokens = {name: facts_json(facts) for name, facts in self.tokens.items()}
         audit = {"origin": self.origin, "key": self.audit_key.text, "fingerprint": self.audit_key.fingerprint}
-        return json.dumps({"format": _FORMAT, "cluster": str(self.cluster), "tokens": tokens, "audit": audit}, indent=2) + "\n"
+        facts = {"format": _FORMAT, "cluster": str(self.cluster), "site": self.name, "tokens": tokens, "audit": audit}
+        return json.dumps(facts, indent=2) + "\n"
+
+
+def announce(settings: Settings, isolation: Isolation, master: RingMaster) -> None:
+    """Name a master as one that the serving token may hold: before that, every process refuses a token that does. Idempotent."""
+    site = Site.load(settings.site_file)
+    token = site.tokens["serving"]
+    if master in token.masters:
+        return
+    known = replace(token, masters=tuple(sorted((*token.masters, master))))
+    isolation.vault.file(settings.token_dir("serving") / "token.json", json.dumps(facts_json(known)) + "\n")
+    told = replace(site, tokens={**site.tokens, "serving": known})
+    isolation.officer.file(settings.site_file, told.to_json(), mode=0o644)
 
 
 def facts_json(facts: TokenFacts) -> dict[str, Any]:

@@ -86,7 +86,8 @@ def make_token(settings: Settings, *, name: str, folder: str, so_pin: str, user_
     serial = softhsm.make_token(library, made, f"glottis-{name}", so_pin, user_pin)
     config = TokenConfig(library, f"glottis-{name}", serial, made)
     if name == "serving":
-        facts = ceremony.serving_token(config, so_pin, user_pin)
+        # Of a cluster of two, both sites' tokens get the first master together, in a ceremony of its own.
+        facts = ceremony.serving_token(config, so_pin, user_pin, ring="main" if settings.sites == 1 else None)
     elif name == "log":
         facts = ceremony.log_token(config, user_pin)
     else:
@@ -113,6 +114,23 @@ def issue(settings: Settings, *, request: str, client: str | None = None, hosts:
         if client is not None:
             return {"pem": _pem(certificates.issue_client(key, authority, request.encode(), client))}
         return {"pem": _pem(certificates.issue_server(key, authority, request.encode(), hosts))}
+
+
+def issue_site(settings: Settings, *, request: str, name: str) -> Answer:
+    """A certificate for one end of the link between the sites."""
+    authority = x509.load_pem_x509_certificate((settings.officer_dir / "ca.pem").read_bytes())
+    with _officer(settings) as hsm:
+        key = certificates.TokenPrivateKey(hsm, KeyName.CERTIFICATE_AUTHORITY)
+        return {"pem": _pem(certificates.issue_site(key, authority, request.encode(), name))}
+
+
+def prepare_site(settings: Settings) -> Answer:
+    """Everything in the second site's folder that needs neither the first site nor a database; its introduction."""
+    from service import bringup, sites  # they call steps themselves
+
+    with bringup.held(settings):
+        made = bringup.prepare_files(settings)
+        return sites.introduce(settings, made.isolation, made.site).to_json()
 
 
 def prepare_schema(_: Settings, *, admin_url: str | None, owner_url: str, passwords: Mapping[str, str]) -> Answer:
@@ -172,12 +190,13 @@ def probe_token(settings: Settings, *, name: str) -> Answer:
     """Open a token as its process would: audit, refusal probes, and for the serving token a real seal, unwrap and open."""
     site = Site.load(settings.site_file)
     pin = {"serving": settings.serving_pin, "log": settings.log_pin}.get(name) or Secret(settings.pin_file(name))
-    masters = site.masters if name == "serving" else ()
-    hsm = Pkcs11Hsm.open(token_config(settings, name, site.tokens[name]), pin.read(), expected_masters=masters)
+    allowed = site.masters if name == "serving" else ()
+    config = token_config(settings, name, site.tokens[name])
+    hsm = Pkcs11Hsm.open(config, pin.read(), expected_masters=allowed, required_masters=())
     try:
-        for master in masters:
+        for master in hsm.masters():
             _seal_and_open(hsm, master)
-        return {"masters": [master.label for master in masters]}
+        return {"masters": [master.label for master in hsm.masters()]}
     finally:
         hsm.close()
 
@@ -211,6 +230,8 @@ STEPS: Mapping[str, Callable[..., Answer]] = {
     "make_token": make_token,
     "make_authority": make_authority,
     "issue": issue,
+    "issue_site": issue_site,
+    "prepare_site": prepare_site,
     "prepare_schema": prepare_schema,
     "register_client": register_client,
     "rotate_client": rotate_client,

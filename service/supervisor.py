@@ -39,6 +39,7 @@ NEVER_AGAIN = frozenset(
 """Codes of last words after which another try could only do harm: a PIN is tried once a start."""
 LARGEST_LOG = 16 * 2**20
 """Bytes at which a log is emptied into `NAME.log.1`, also while its program runs."""
+_SELDOM_SECONDS = 30.0
 _LAST_BYTES = 16384
 _POLL_SECONDS = 0.05
 _STOP = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
@@ -63,6 +64,8 @@ class Program:
     death_signal: int = signal.SIGKILL
     stop_signals: Sequence[tuple[int, float]] = ((signal.SIGTERM, 2.5),)
     """Signals to stop it with, and how long each is given; SIGKILL follows."""
+    vital: bool = True
+    """Whether everything ends when this program will not stay up; else it is tried again for ever, ever more rarely."""
 
 
 @dataclass
@@ -87,8 +90,7 @@ class Supervisor:
 
     def start(self, programs: Sequence[Program]) -> None:
         """Start one more stage and return when every program in it serves. Raises ProcessFailed; Stopped when asked to stop."""
-        stage = [_Child(program) for program in programs]
-        self._stages.append(stage)
+        stage = self.begin(programs)
         deadline = time.monotonic() + READY_SECONDS
         while True:
             self._tend()
@@ -98,6 +100,18 @@ class Supervisor:
             if time.monotonic() > deadline:
                 raise ProcessFailed(f"{', '.join(waiting)} did not become ready within {READY_SECONDS:.0f} s")
             _pause(_POLL_SECONDS)
+
+    def begin(self, programs: Sequence[Program]) -> list[_Child]:
+        """Start one more stage without waiting for it."""
+        stage = [_Child(program) for program in programs]
+        self._stages.append(stage)
+        self._tend()
+        return stage
+
+    def tend(self) -> None:
+        """Look after what is running for a moment, while the caller waits for something else. Raises as `start` does."""
+        self._tend()
+        _pause(_POLL_SECONDS)
 
     def watch(self) -> None:
         """Keep everything running until a signal asks to stop. Raises ProcessFailed when a program will not stay up."""
@@ -165,11 +179,17 @@ class Supervisor:
             child.tries = 0
         last = self._last_words(child)
         reason = last.get("event") or _ending(process.returncode)
-        if last.get("code") in NEVER_AGAIN:
+        if last.get("code") in NEVER_AGAIN and child.program.vital:
             raise ProcessFailed(f"{child.program.name}: {reason}", fix=last.get("fix"), cause=last["code"])
         self._retry(child, reason, last)
 
     def _retry(self, child: _Child, reason: str, last: Mapping[str, str]) -> None:
+        if child.tries >= len(BACKOFF_SECONDS) and not child.program.vital:
+            if child.tries == len(BACKOFF_SECONDS):
+                self._say(f"{child.program.name} will not stay up ({reason}); trying it again now and then")
+            child.next_start = time.monotonic() + _SELDOM_SECONDS
+            child.tries += 1
+            return
         if child.tries >= len(BACKOFF_SECONDS):
             said = f"{child.program.name} ended {child.tries + 1} times: {reason}"
             raise ProcessFailed(said, fix=last.get("fix"), cause=last.get("code", "process_failed"))

@@ -7,14 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from uuid import uuid4
 
-from sqlalchemy import create_engine
-
 from keyvault.database import Database, Transaction
 from keyvault.errors import KeyNotFound
-from keyvault.hsm import Hsm, KeyName
-from keyvault.keys import VoiceKeys
+from keyvault.hsm import Hsm, KeyName, RingMaster, SiteHsm
+from keyvault.keys import DEFAULT_RING, VoiceKeys
 from keyvault.locked import LockedBuffer
-from keyvault.pkcs11_hsm import Pkcs11Hsm
 from keyvault.records import KeyRef, RecordMac, canonical
 from keyvault.store import KeyStore
 from policies.audit.store import AuditStore
@@ -28,9 +25,9 @@ from policies.registry import Registry
 from policies.store import PolicyStore, durable
 from policies.tokens import TokenMint, TokenVerifier, jwks
 from service.key_events import KeyEventRecorder
+from service.masters import connect, serving_token
 from service.refusal_counts import RefusalCounts
 from service.settings import Settings
-from service.site import Site, token_config
 from service.vault.readiness import Readiness
 from service.vault.vault import Vault
 from synth.hibari_engine import HibariEngine
@@ -44,48 +41,29 @@ from voiceprints.memory import LockedMemory
 from voiceprints.opening import OpenVoices
 
 AUDIENCE = "glottis-vault"
-POOL_SIZE = 16
 SPEAKING_AT_ONCE = 1
 """Syntheses at once in one worker: each keeps one core busy, and workers are started by the core."""
 IN_LINE = 64
 """Requests that may wait for their turn in one worker, each with its voice open: a dozen kilobytes of locked memory."""
 
 
-def connect(url: str) -> Database:
-    """A pool of connections that finds out by itself when the database was restarted."""
-    return create_engine(url, pool_size=POOL_SIZE, max_overflow=POOL_SIZE, pool_pre_ping=True, pool_timeout=4.0)
-
-
-@contextmanager
-def serving_hsm(settings: Settings, site: Site) -> Iterator[Hsm]:
-    """The serving token, audited and probed. Raises HsmUnavailable, PinRejected, PromiseBroken."""
-    config = token_config(settings, "serving", site.tokens["serving"])
-    hsm = Pkcs11Hsm.open(config, settings.serving_pin.read(), expected_masters=site.masters)
-    try:
-        yield hsm
-    finally:
-        hsm.close()
-
-
 @contextmanager
 def vault(settings: Settings) -> Iterator[Vault]:
     """One vault worker's use cases, and the readiness that was seen to hold."""
-    site = Site.load(settings.site_file)
     database = connect(settings.role_url("vault"))
-    with serving_hsm(settings, site) as hsm:
-        try:
+    try:
+        with serving_token(settings, database) as hsm:
             yield _vault(settings, database, hsm)
-        finally:
-            database.dispose()
+    finally:
+        database.dispose()
 
 
-def _vault(settings: Settings, database: Database, hsm: Hsm) -> Vault:
+def _vault(settings: Settings, database: Database, hsm: SiteHsm) -> Vault:
     mac = RecordMac(hsm)
     store, audit = PolicyStore(mac), AuditStore(database, hsm)
     keys = VoiceKeys(hsm, KeyStore(), KeyEventRecorder(audit), mac)
     with database.begin() as transaction:
-        for master in hsm.masters():
-            keys.rings.register(transaction, master)
+        serving = keys.rings.serving(transaction, DEFAULT_RING)
     signer = hsm.public_key(KeyName.TOKEN_SIGNER)
     issuer, clock = settings.public_base_url, time.time
     proofs, policies, refusals = ProofVerifier(issuer, clock), PolicyEngine.shipped(), RefusalCounts(clock)
@@ -135,7 +113,7 @@ def _vault(settings: Settings, database: Database, hsm: Hsm) -> Vault:
         opening=opening,
         matching=Matching(voices=opening, memory=memory, activity=activity, encoder=encoder),
         speech=Speech(engine, Scheduler(at_once=SPEAKING_AT_ONCE, waiting=IN_LINE)),
-        ready=_readiness(database, hsm, store),
+        ready=_readiness(database, hsm, store, serving),
         jwks=lambda: jwks([signer]),
     )
 
@@ -148,8 +126,7 @@ def _key_of(keys: VoiceKeys, transaction: Transaction, voice: Voice) -> KeyRef:
     return key.ref
 
 
-def _readiness(database: Database, hsm: Hsm, store: PolicyStore) -> Readiness:
-    master = hsm.masters()[-1]
+def _readiness(database: Database, hsm: Hsm, store: PolicyStore, master: RingMaster) -> Readiness:
     aad = canonical("canary")
     with LockedBuffer(64) as buffer, hsm.new_dek(master) as dek:
         buffer.view(0, 32)[:] = 1

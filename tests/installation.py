@@ -97,7 +97,7 @@ def new_installation() -> Iterator[Callable[..., Installation]]:
     def make(**variables: str) -> Installation:
         folder = base / str(len(made))
         installation = Installation(
-            Settings.load({"GLOTTIS_STATE_DIR": str(folder), "GLOTTIS_PORT": str(free_port()), **variables})
+            Settings.load({"GLOTTIS_STATE_DIR": str(folder), "GLOTTIS_PORT": str(free_port()), "GLOTTIS_SITES": "1", **variables})
         )
         made.append(installation)
         return installation

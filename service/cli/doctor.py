@@ -7,9 +7,10 @@ from dataclasses import asdict
 
 import click
 
-from service.checks import Finding, examine, worst
+from service.checks import examine, worst
 from service.cli.exits import Ended, Exit
 from service.cli.main import say_json
+from service.findings import Finding
 from service.settings import Settings
 
 _MARKS = {"ok": "ok   ", "note": "note ", "fails": "FAILS"}

@@ -24,10 +24,19 @@ _HSM = ("hsm_unavailable", "pkcs11_module_refused", "pin_rejected", "call_failed
 _INTEGRITY = (
     *("hsm_promise_broken", "record_tampered", "authority_row_tampered", "seal_broken", "unwrap_rejected", "model_refused"),
     *("audit_tampered", "audit_diverged", "runtime_conflict", "policy_set_invalid"),
+    *("certificate_invalid", "sync_signature_invalid", "statement_malformed", "same_key_unproved", "sites_diverged", "site_frozen"),
+    *("store_rolled_back", "token_rolled_back", "token_not_in_roster", "master_missing", "ceremony_message_invalid"),
 )
-_REFUSED = ("denied", "client_inactive", "grant_mismatch", "token_expired", "ceremony_refused", "certificate_request_refused")
-_CONFLICT = ("already_running", "port_taken", "row_changed", "client_exists", "log_occupied")
-_TEMPORARY = ("database_unavailable", "audit_unavailable", "busy")
+_REFUSED = (
+    *("denied", "client_inactive", "grant_mismatch", "token_expired", "ceremony_refused", "certificate_request_refused"),
+    *("sync_refused", "peer_refused", "key_quarantined", "key_still_referenced", "voice_erased", "introduction_refused"),
+    *("approval_invalid", "approval_expired", "approvals_missing", "requester_approved", "key_state_forbids"),
+)
+_CONFLICT = ("already_running", "port_taken", "row_changed", "client_exists", "log_occupied", "sync_conflict", "site_behind")
+_TEMPORARY = (
+    *("database_unavailable", "audit_unavailable", "busy"),
+    *("peer_unheard", "peer_unavailable", "awaiting_sync", "stale_epoch", "sync_store_unavailable"),
+)
 
 BY_CODE: dict[str, Exit] = {
     **dict.fromkeys(_HSM, Exit.HSM),

@@ -20,6 +20,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "policy": ("service.cli.policy", "Check, test, explain and show the policies."),
     "headers": ("service.cli.headers", "Fetch a token for one request and print its headers, for curl."),
     "audit": ("service.cli.audit", "Check the audit log, and export it for auditors."),
+    "site": ("service.cli.site", "See both sites, compare them, and repair or resume what is open between them."),
+    "verify": ("service.cli.verify", "Check the two sites' history offline, with public keys alone."),
     "demo": ("service.cli.demo", "Run the main job on real speech, with attacks that are refused."),
 }
 """Name, module (whose attribute of that name is the command), and what `--help` says. Loaded only when called."""

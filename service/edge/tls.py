@@ -95,8 +95,11 @@ def harden(_: Config, make: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
     return context
 
 
-def server_config(app: Any, folder: Path, **options: Any) -> Config:
-    """A uvicorn configuration that serves `app` with the keys in `folder` (`server.pem`, `server.key`, `ca.pem`)."""
+def server_config(app: Any, folder: Path, *, certificates: ssl.VerifyMode = ssl.CERT_OPTIONAL, **options: Any) -> Config:
+    """A uvicorn configuration that serves `app` with the keys in `folder` (`server.pem`, `server.key`, `ca.pem`).
+
+    `certificates` says what is demanded of peers in the handshake itself.
+    """
     return Config(
         app,
         http=TLSProtocol,
@@ -104,7 +107,7 @@ def server_config(app: Any, folder: Path, **options: Any) -> Config:
         ssl_certfile=str(folder / "server.pem"),
         ssl_keyfile=str(folder / "server.key"),
         ssl_ca_certs=str(folder / "ca.pem"),
-        ssl_cert_reqs=ssl.CERT_OPTIONAL,
+        ssl_cert_reqs=certificates,
         ssl_context_factory=harden,
         server_header=False,
         **options,

@@ -112,7 +112,7 @@ def brought_up() -> Iterator[Path]:
     """A state folder after `prepare`, never served from."""
     folder = Path(tempfile.mkdtemp(prefix="glottis-"))
     folder.chmod(0o711)
-    settings = Settings.load({"GLOTTIS_STATE_DIR": str(folder / "s")})
+    settings = Settings.load({"GLOTTIS_STATE_DIR": str(folder / "s"), "GLOTTIS_SITES": "1"})
     with bringup.held(settings):
         bringup.prepare(settings)
     yield folder / "s"
@@ -130,7 +130,8 @@ def copied(brought_up: Path) -> Iterator[Settings]:
         conf.write_text(conf.read_text().replace(str(brought_up), str(target)))
     for url in (target / "db").iterdir():
         url.write_text(url.read_text().replace(str(brought_up).replace("/", "%2F"), str(target).replace("/", "%2F")))
-    yield Settings.load({"GLOTTIS_STATE_DIR": str(target), "GLOTTIS_PORT": str(free_port()), "GLOTTIS_VAULT_WORKERS": "1"})
+    variables = {"GLOTTIS_STATE_DIR": str(target), "GLOTTIS_PORT": str(free_port())}
+    yield Settings.load(variables | {"GLOTTIS_VAULT_WORKERS": "1", "GLOTTIS_SITES": "1"})
     shutil.rmtree(folder)
 
 

@@ -1,0 +1,19 @@
+"""What `glottis doctor` found about one part, and how to mend it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from service.cli.exits import Exit
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One part: `ok`, worth a `note`, or it `fails`; then `mend` says what to do and `exit` what the command ends with."""
+
+    part: str
+    state: Literal["ok", "note", "fails"]
+    said: str
+    mend: str = ""
+    exit: Exit = Exit.OK

@@ -1,0 +1,103 @@
+"""What `glottis doctor` says of the two sites: what they agree on, how old the other's word is, certificates, clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from sqlalchemy import text
+
+from service.certificates import RENEW_DAYS
+from service.cli.exits import Exit
+from service.errors import NotRunning
+from service.findings import Finding
+from service.schema import opened
+from service.settings import Settings
+from service.sync.admin import SiteRefused, ask
+
+_CLOCK_SECONDS = 2.0
+
+
+def sites(settings: Settings) -> Iterator[Finding]:
+    """What this site knows, from its own process; the other site is asked once, and may be away."""
+    try:
+        found = ask(settings, "status", timeout_s=10.0)
+    except NotRunning as error:
+        yield Finding("sites", "fails", str(error), f"Read {settings.log_dir}/site.log", Exit.TEMPORARY)
+        return
+    except SiteRefused as refused:
+        yield Finding("sites", "fails", str(refused), refused.fix, Exit.INTEGRITY)
+        return
+    if found["frozen"]:
+        mend = "Find which site was copied or restored, and replace it by M of N officers."
+        yield Finding("sites", "fails", "a site signed two histories; nothing changes any more", mend, Exit.INTEGRITY)
+    elif found["development"]:
+        said = "one site: a development roster; a lost token is a lost ring"
+        yield Finding("sites", "note", said, "Found the cluster with two sites for production: GLOTTIS_SITES=2.")
+    else:
+        yield Finding("sites", "ok", f"{' and '.join(found['sites'])} agree on epoch {found['epoch']}")
+    if found["quarantined"]:
+        names = " ".join(found["quarantined"])
+        mend = f"See which site lacks them, then: glottis site repair {names}"
+        yield Finding("quarantine", "fails", f"the sites disagree about {names}", mend, Exit.INTEGRITY)
+    if found["open"]:
+        yield Finding("transaction", "note", found["open"], "It goes on by itself once both sites answer: glottis site resume.")
+    if not found["development"]:
+        yield from _peer(settings, found)
+
+
+def _peer(settings: Settings, found: dict[str, object]) -> Iterator[Finding]:
+    peer, limit_s = found["peer"], settings.peer_age_hours * 3600
+    mend = "Start the other site and mend the link; voices speak until the set age, new ones wait."
+    if not isinstance(peer, dict):
+        yield Finding("other site", "note", "was never heard", mend)
+        return
+    age_s = float(peer["age_s"])
+    said = f"heard {age_s:.0f} s ago at epoch {peer['epoch']}; {found['awaiting_sync']} voices wait for it"
+    if age_s > limit_s:
+        yield Finding("other site", "fails", f"{said}: too long ago to serve", mend, Exit.TEMPORARY)
+    elif age_s > 60:
+        yield Finding("other site", "note", said, mend)
+    else:
+        yield Finding("other site", "ok", said)
+
+
+def certificates(settings: Settings) -> Iterator[Finding]:
+    """When the certificates of this site's server, link and authority end."""
+    mend = "Start again: glottis up renews what ends soon. A second site on another host enters anew: glottis site admit."
+    places = {"server": settings.tls_dir, "link": settings.link_dir}
+    ends = {name: _ends(folder / "server.pem") for name, folder in places.items()} | {
+        "authority": _ends(settings.tls_dir / "ca.pem")
+    }
+    known = {name: end for name, end in ends.items() if end is not None}
+    if not known:
+        return
+    name, first = min(known.items(), key=lambda item: item[1])
+    said = f"the first to end is the {name}'s, on {first:%Y-%m-%d}"
+    left = first - datetime.now(UTC)
+    if left <= timedelta(0):
+        yield Finding("certificates", "fails", said, mend, Exit.LOCAL)
+    elif left < timedelta(days=RENEW_DAYS):
+        yield Finding("certificates", "note", said, mend)
+    else:
+        yield Finding("certificates", "ok", said)
+
+
+def clock(settings: Settings) -> Finding:
+    """This host's clock beside the database's: tokens live five seconds, and both sites date what they hear."""
+    with opened(settings.owner_url()) as engine, engine.connect() as connection:
+        before = datetime.now(UTC)
+        theirs = connection.scalar(text("SELECT clock_timestamp()"))
+        after = datetime.now(UTC)
+    assert isinstance(theirs, datetime)
+    apart = max((before - theirs).total_seconds(), (theirs - after).total_seconds(), 0.0)
+    if apart > _CLOCK_SECONDS:
+        mend = "Let both hosts keep time by NTP, and start again."
+        return Finding("clock", "fails", f"{apart:.1f} s from the database's", mend, Exit.LOCAL)
+    return Finding("clock", "ok", "agrees with the database's")
+
+
+def _ends(path: Path) -> datetime | None:
+    return x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc if path.exists() else None

@@ -1,0 +1,187 @@
+"""How a site comes into a cluster: it introduces itself, the first site's officers admit it, it enters with what they give.
+
+An introduction holds public facts alone: the token's serial and identity key, and a request for the certificate of the link
+between the sites. The welcome holds that certificate and the roster, which from then on is the anchor of every check.
+`glottis up` plays both sides on one machine; between hosts the two travel as files.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+from uuid import UUID
+
+from cryptography import x509
+
+from keyvault.approvals import Officer
+from keyvault.hsm import KeyName
+from keyvault.sync.roster import Roster, SiteKey
+from service import certificates, steps
+from service.errors import IntroductionRefused
+from service.isolation import Account, Isolation, establish
+from service.officers import OfficerKey, new_key, read_roster
+from service.settings import Settings
+from service.site import Site
+
+DEVELOPMENT_OFFICERS = ("officer-1", "officer-2", "officer-3")
+THRESHOLD = 2
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """What a site says of itself. `link` and `edge` are requests (PKCS #10, PEM) for its end of the link and its server."""
+
+    site: str
+    serial: str
+    identity: bytes
+    link: str
+    edge: str
+    hosts: tuple[str, ...]
+
+    @property
+    def key(self) -> SiteKey:
+        return SiteKey(self.site, self.serial, self.identity)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "identity": base64.b64encode(self.identity).decode(), "hosts": list(self.hosts)}
+
+    @classmethod
+    def from_json(cls, facts: Mapping[str, Any]) -> Self:
+        """Raises IntroductionRefused for anything else than `to_json` writes."""
+        try:
+            identity = base64.b64decode(facts["identity"], validate=True)
+            hosts = tuple(str(host) for host in facts["hosts"])
+            return cls(str(facts["site"]), str(facts["serial"]), identity, str(facts["link"]), str(facts["edge"]), hosts)
+        except (KeyError, TypeError, ValueError) as error:
+            raise IntroductionRefused from error
+
+
+def introduce(settings: Settings, isolation: Isolation, site: Site) -> Introduction:
+    """This site's introduction; the private keys of link and server are made where they stay, under their own users."""
+    token, hosts = site.tokens["serving"], tuple(certificates.hosts(settings.public_base_url, settings.bind))
+    link = _requested(isolation.vault, settings.link_dir)
+    edge = _requested(isolation.edge, settings.tls_dir)
+    return Introduction(settings.site, token.serial, token.public_keys[KeyName.SITE_IDENTITY], link, edge, hosts)
+
+
+def _requested(owner: Account, folder: Path) -> str:
+    """The request beside the private key in `folder`; both are made where one is missing, and the old certificate ends."""
+    key, request = folder / "server.key", folder / "request.pem"
+    owner.folder(folder)
+    if not (key.exists() and request.exists()):
+        private, asked = certificates.new_request()
+        (folder / "server.pem").unlink(missing_ok=True)  # a key beside another key's certificate must not look whole
+        owner.file(key, private)
+        owner.file(request, asked, mode=0o644)
+    return request.read_text()
+
+
+def gather(settings: Settings, isolation: Isolation, site: Site, second: Introduction | None) -> None:
+    """See to it that this site has a roster and, where there is another, its certificates; likewise a second one, introduced.
+
+    A site without an officer token can only enter by a welcome. Idempotent: what holds stays.
+    """
+    if "officer" not in site.tokens:
+        return
+    if settings.sites == 1:
+        compose(settings, isolation, site, ())
+        return
+    if second is not None:
+        roster = compose(settings, isolation, site, (second.key,))
+        other = settings.of_site_b()
+        theirs = establish(other.state_dir, other.site)
+        enter(other, theirs, Site.load(other.site_file), admit(settings, isolation, second, roster))
+    if settings.roster_file.exists() and not inside(settings):
+        request, cluster = _requested(isolation.vault, settings.link_dir), read_roster(settings.roster_file).cluster
+        certificate = _link_certificate(settings, isolation, request, link_name(settings.site, cluster))
+        _take(isolation.vault, settings.link_dir, certificate, (settings.officer_dir / "ca.pem").read_text())
+
+
+def compose(settings: Settings, isolation: Isolation, site: Site, others: Sequence[SiteKey]) -> Roster:
+    """The roster that a new cluster of this site and `others` begins with, kept here; one that is there already stays.
+
+    The development installation makes its three officers' keys here; two of them must approve.
+    """
+    if settings.roster_file.exists():
+        return read_roster(settings.roster_file)
+    officers = tuple(Officer(person, (key.public,)) for person, key in development_officers(settings).items())
+    token = site.tokens["serving"]
+    own = SiteKey(settings.site, token.serial, token.public_keys[KeyName.SITE_IDENTITY])
+    members = tuple(sorted((own, *others), key=lambda key: key.name))
+    roster = Roster(str(site.cluster), 1, members, officers, THRESHOLD)
+    isolation.officer.file(settings.roster_file, roster.encode(), mode=0o644)
+    return roster
+
+
+def development_officers(settings: Settings) -> dict[str, OfficerKey]:
+    """The development installation's officers by name; a key that is missing is made. Nobody else holds them."""
+    found = {}
+    for person in DEVELOPMENT_OFFICERS:
+        path = settings.officer_dir / f"{person}.pem"
+        found[person] = OfficerKey.load(path, str) if path.exists() else new_key(path, None)
+    return found
+
+
+def admit(settings: Settings, isolation: Isolation, introduction: Introduction, roster: Roster) -> dict[str, str]:
+    """What an introduced site needs to enter: its certificates from the authority in the officer token, and the roster.
+
+    Raises IntroductionRefused where the roster does not name this site with this token and key.
+    """
+    if introduction.key not in roster.sites:
+        raise IntroductionRefused("the roster names no such site with this token and key")
+    link = _link_certificate(settings, isolation, introduction.link, link_name(introduction.site, roster.cluster))
+    edge = steps.call(settings, isolation.officer, "issue", request=introduction.edge, hosts=list(introduction.hosts))
+    authority = (settings.officer_dir / "ca.pem").read_text()
+    given = {"authority": authority, "link": link, "edge": str(edge["pem"])}
+    return given | {"roster": base64.b64encode(roster.encode()).decode()}
+
+
+def _link_certificate(settings: Settings, isolation: Isolation, request: str, name: str) -> str:
+    return str(steps.call(settings, isolation.officer, "issue_site", request=request, name=name)["pem"])
+
+
+def enter(settings: Settings, isolation: Isolation, site: Site, welcome: Mapping[str, str]) -> Site:
+    """Take certificates and roster; returns the site's facts, now of the roster's cluster. Raises StatementMalformed."""
+    roster = Roster.decode(base64.b64decode(welcome["roster"]))
+    _take(isolation.vault, settings.link_dir, welcome["link"], welcome["authority"])
+    _take(isolation.edge, settings.tls_dir, welcome["edge"], welcome["authority"])
+    entered = replace(site, cluster=UUID(roster.cluster))
+    isolation.officer.file(settings.site_file, entered.to_json(), mode=0o644)
+    isolation.officer.file(settings.roster_file, roster.encode(), mode=0o644)
+    return entered
+
+
+def _take(owner: Account, folder: Path, certificate: str, authority: str) -> None:
+    owner.file(folder / "ca.pem", authority, mode=0o644)
+    owner.file(folder / "server.pem", certificate, mode=0o644)
+
+
+def inside(settings: Settings) -> bool:
+    """Whether this site has entered a cluster, with certificates that hold for a while yet."""
+    if not settings.roster_file.exists():
+        return False
+    names = [link_name(settings.site, read_roster(settings.roster_file).cluster)]
+    return _holds(settings.link_dir, names) and (
+        settings.site == "a" or _holds(settings.tls_dir, certificates.hosts(settings.public_base_url, settings.bind))
+    )
+
+
+def _holds(folder: Path, hosts: Sequence[str]) -> bool:
+    certificate, authority = folder / "server.pem", folder / "ca.pem"
+    if not (certificate.exists() and authority.exists() and (folder / "server.key").exists()):
+        return False
+    return not certificates.needs_renewal(certificate.read_bytes(), authority.read_bytes(), hosts, datetime.now(UTC))
+
+
+def link_name(site: str, cluster: str) -> str:
+    """The name in a site's link certificate, which the other end demands: no server and no client is ever called so."""
+    return f"site-{site}.{cluster}"
+
+
+def link_ends(settings: Settings) -> datetime:
+    """When this site's link certificate ends. Raises OSError where there is none."""
+    return x509.load_pem_x509_certificate((settings.link_dir / "server.pem").read_bytes()).not_valid_after_utc

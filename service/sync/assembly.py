@@ -1,0 +1,90 @@
+"""Builds every object of the site process, once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from keyvault.database import Database
+from keyvault.hsm import SiteHsm
+from keyvault.records import RecordMac
+from keyvault.sync.batches import Batches
+from keyvault.sync.coordinator import Coordinator
+from keyvault.sync.durable import SiteParts
+from keyvault.sync.errors import SiteUnfounded
+from keyvault.sync.node import SiteNode
+from keyvault.sync.peer import RemotePeer
+from policies.audit.store import AuditStore
+from policies.store import PolicyStore
+from service.key_events import KeyEventRecorder
+from service.masters import connect, serving_token
+from service.officers import read_roster
+from service.replication import VoiceRows
+from service.settings import Settings
+from service.site import Site
+from service.sites import link_name
+from service.sync.link import HttpsLink, NoLink
+
+
+@dataclass(frozen=True)
+class SiteService:
+    """One site at work: its node, and what drives it. `peer` is None in a cluster of one site."""
+
+    settings: Settings
+    database: Database
+    hsm: SiteHsm
+    node: SiteNode
+    peer: RemotePeer | None
+    coordinator: Coordinator
+    batches: Batches
+    driving: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    """Held by whatever drives both sites from here: two at once would only get into each other's way."""
+
+    @property
+    def peer_certificate_name(self) -> str:
+        """The one name whose certificate this site answers; empty where there is no other site."""
+        return link_name(self.peer.name, self.node.ledger.roster.cluster) if self.peer else ""
+
+
+@contextmanager
+def site_service(settings: Settings) -> Iterator[SiteService]:
+    """Open token and database and go on where this site stopped; a new one begins from the roster in its folder.
+
+    Raises HsmUnavailable, PinRejected, MasterMissing, TokenForeign, StoreRolledBack, TokenRolledBack: nothing is changed then.
+    """
+    database = connect(settings.role_url("vault"))
+    try:
+        with serving_token(settings, database) as hsm:
+            serial = Site.load(settings.site_file).tokens["serving"].serial
+            recorder = KeyEventRecorder(AuditStore(database, hsm))
+            parts = SiteParts(settings.site, serial, hsm, database, recorder, _now)
+            yield _service(settings, parts, hsm)
+    finally:
+        database.dispose()
+
+
+def _service(settings: Settings, parts: SiteParts, hsm: SiteHsm) -> SiteService:
+    try:
+        node = SiteNode.open(parts)
+    except SiteUnfounded:
+        node = SiteNode.found(parts, read_roster(settings.roster_file))
+    peer = _peer(settings, node)
+    batches = Batches(node, peer, VoiceRows(PolicyStore(RecordMac(hsm))))
+    return SiteService(settings, parts.database, hsm, node, peer, Coordinator(node, peer, _now), batches)
+
+
+def _peer(settings: Settings, node: SiteNode) -> RemotePeer | None:
+    roster = node.ledger.roster
+    names = roster.peers(settings.site)
+    if not names:
+        return None
+    if settings.peer_url is None:
+        return RemotePeer(names[0], NoLink())
+    return RemotePeer(names[0], HttpsLink(settings.peer_url, settings.link_dir, link_name(names[0], roster.cluster)))
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

@@ -1,0 +1,171 @@
+"""What the operator may ask of a site process, as functions from JSON to JSON. `admin.ask` calls them by name.
+
+Bytes travel as base64. One command drives the sites at a time; what a command was refused says its code, and every command may
+be given again.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from keyvault.approvals import Approval, Operation
+from keyvault.errors import KeyVaultError
+from keyvault.hsm import KeyName, RingMaster
+from keyvault.states import KeyState
+from keyvault.sync.coordinator import Exchange
+from keyvault.sync.errors import CertificateInvalid, SitesDiverged
+from keyvault.sync.roster import Roster
+from keyvault.sync.statement import Certificate, Op, Proposal
+from keyvault.sync.verify import Summary, verify_certificates
+from service.sync.admin import Call
+from service.sync.assembly import SiteService
+from service.sync.report import report
+
+Facts = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Commands:
+    """The commands of one site process."""
+
+    site: SiteService
+
+    def calls(self) -> Mapping[str, Call]:
+        """Every command by its name."""
+        drive = (self.exchange, self.resume, self.repair, self.install, self.change_states, self.transact, self.act)
+        read = (self.status, self.verify, self.propose_roster, self.propose_act, self.expect)
+        return {call.__name__: call for call in (*drive, *read)}
+
+    def ready(self) -> bool:
+        """Whether this site's token and state answer."""
+        try:
+            self.site.hsm.public_key(KeyName.SITE_IDENTITY)
+            self.site.node.current.require_whole()
+        except KeyVaultError:
+            return False
+        return True
+
+    # --- what is read
+
+    def status(self) -> Facts:
+        """Where this site stands and what it heard of the other last."""
+        return report(self.site)
+
+    def verify(self) -> Facts:
+        """Compare both sites now, and check both histories with public keys alone, from the roster in this site's folder.
+
+        Raises PeerUnavailable, CertificateInvalid, SitesDiverged.
+        """
+        node, peer, anchor = self.site.node, self.site.peer, self.site.settings.roster_file.read_bytes()
+        with self.site.driving:
+            found = self.site.coordinator.exchange()
+        histories = {node.name: node.certificates(0)}
+        if peer is not None:
+            histories[peer.name] = peer.certificates(0)
+        summaries = {name: verify_certificates(history, anchor) for name, history in histories.items()}
+        heads = {summary.head for summary in summaries.values()}
+        if len(heads) != 1:
+            raise SitesDiverged("both histories hold by themselves, and they end in different heads")
+        if (own := summaries[node.name]).head != node.ledger.head:
+            raise CertificateInvalid(f"the certificates of site {node.name} lead to another head than its state")
+        return {
+            "sites": {name: _summary(summary) for name, summary in summaries.items()},
+            "certificates": {str(_epoch(one)): _text(one) for one in histories[node.name]},
+            "roster": _text(anchor),
+            "marks": list(own.marks),
+            **_exchanged(found),
+        }
+
+    def propose_roster(self) -> Facts:
+        """The cluster's first transaction for its officers to approve; `proposal` is None once it was carried out."""
+        ledger = self.site.node.ledger
+        if ledger.endorsed:
+            return {"proposal": None}
+        return {"proposal": _text(self.site.coordinator.propose(Op.ROSTER, new_roster=ledger.roster).encode())}
+
+    def propose_act(self, op: str, reason: str, roster: str | None = None) -> Facts:
+        """An act of officers with this site as survivor, for them to approve: `end`, `replace` or `adopt`."""
+        new = None if roster is None else Roster.decode(_bytes(roster))
+        return {"proposal": _text(self.site.coordinator.propose_act(Op(op), reason, new).encode())}
+
+    def expect(self, master: str) -> Facts:
+        """Let this site's token hold a master that officers are about to bring into it, PRE_ACTIVE."""
+        self.site.node.expect(RingMaster.named(master))
+        return {"expected": master}
+
+    # --- what changes something
+
+    def exchange(self) -> Facts:
+        """Compare both sites now. Raises PeerUnavailable, SitesDiverged."""
+        with self.site.driving:
+            return _exchanged(self.site.coordinator.exchange())
+
+    def resume(self) -> Facts:
+        """Finish or void what is open."""
+        with self.site.driving:
+            found = self.site.coordinator.resume()
+        return {**_exchanged(found), "open": self.site.node.current.awaiting()}
+
+    def repair(self, names: Sequence[str]) -> Facts:
+        """End the quarantine of these versions by a transaction."""
+        with self.site.driving:
+            return _closed(self.site.coordinator.repair(names))
+
+    def install(self, masters: Sequence[str]) -> Facts:
+        """Prove masters that both tokens hold, and make them active."""
+        with self.site.driving:
+            return _closed(self.site.coordinator.install([RingMaster.named(name) for name in masters]))
+
+    def change_states(
+        self, states: Mapping[str, str], reason: str, operation: str | None = None, approvals: Sequence[str] = ()
+    ) -> Facts:
+        """Bring versions into states at both sites; the officers' approvals where destroying needs them."""
+        wanted = {name: KeyState(state) for name, state in states.items()}
+        with self.site.driving:
+            return _closed(self.site.coordinator.change_states(wanted, reason, *_approved(operation, approvals)))
+
+    def transact(self, proposal: str) -> Facts:
+        """Carry an approved proposal through at both sites."""
+        with self.site.driving:
+            return _closed(self.site.coordinator.transact(Proposal.decode(_bytes(proposal))))
+
+    def act(self, proposal: str) -> Facts:
+        """Carry out an approved act of officers here."""
+        with self.site.driving:
+            return _closed(self.site.coordinator.act(Proposal.decode(_bytes(proposal))))
+
+
+def _approved(operation: str | None, approvals: Sequence[str]) -> tuple[Operation | None, tuple[Approval, ...]]:
+    given = None if operation is None else Operation.decode(_bytes(operation))
+    return given, tuple(Approval.decode(_bytes(approval)) for approval in approvals)
+
+
+def _closed(certificate: bytes) -> Facts:
+    closed = Certificate.decode(certificate)
+    return {"epoch": closed.epoch, "head": closed.head.hex()}
+
+
+def _epoch(certificate: bytes) -> int:
+    return Certificate.decode(certificate).epoch
+
+
+def _exchanged(found: Exchange) -> Facts:
+    facts: Facts = {"epoch": found.epoch, "quarantined": list(found.quarantined), "handed": found.handed, "taken": found.taken}
+    if found.peer is not None:
+        facts["peer"] = {"site": found.peer.site, "epoch": found.peer.epoch, "quarantined": list(found.peer.quarantined)}
+    return facts
+
+
+def _summary(found: Summary) -> Facts:
+    return {"epoch": found.epoch, "head": found.head.hex(), "completed": found.completed, "void": found.void}
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)

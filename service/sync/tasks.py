@@ -1,0 +1,65 @@
+"""What a site does by itself, and how each turn of it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from uuid import UUID
+
+import structlog
+
+from keyvault.sync.errors import PeerUnavailable
+from service.sync.assembly import SiteService
+from service.sync.work import COMPARE_S, PUMP_S, Task
+
+REFUSED_S = 5.0
+"""How long rows that were refused wait before they are offered again: somebody has to mend them first."""
+
+_log = structlog.get_logger()
+
+
+def tasks(site: SiteService) -> list[Task]:
+    """The tasks of this site. With one site nothing is sent; what a crash left open is finished all the same."""
+    compare = Task("compare", _Comparing(site).turn)
+    return [compare, Task("send", _Sending(site).turn)] if site.peer else [compare]
+
+
+class _Sending:
+    """Ships what the other site has not signed for."""
+
+    def __init__(self, site: SiteService) -> None:
+        self._site = site
+        self._refused: Mapping[UUID, str] = {}
+
+    def turn(self) -> float:
+        pumped = self._site.batches.pump()
+        if pumped.refused != self._refused:
+            _log.warning("keys_refused", rows={str(row): code for row, code in pumped.refused.items()})
+            self._refused = dict(pumped.refused)
+        return REFUSED_S if pumped.refused else PUMP_S
+
+
+class _Comparing:
+    """Lets both sites hear each other, finishes what is open, and after every start or gap takes what this site lacks."""
+
+    def __init__(self, site: SiteService) -> None:
+        self._site = site
+        self._level = False
+
+    def turn(self) -> float:
+        try:
+            if self._due():
+                with self._site.driving:
+                    self._site.coordinator.resume()
+            if not self._level:
+                self._site.batches.reconcile()
+                self._level = True
+        except PeerUnavailable:
+            self._level = False
+            raise
+        return COMPARE_S
+
+    def _due(self) -> bool:
+        """Both hear each other in one exchange, so the second site begins one only when the first has not for a while."""
+        age = self._site.coordinator.age()
+        first = self._site.node.ledger.roster.names[0] == self._site.node.name
+        return first or not self._level or age is None or age > 2 * COMPARE_S
