@@ -85,6 +85,20 @@ class KeyStateForbids(KeyVaultError):
     fix = "See the key's state with `glottis keys show`."
 
 
+class KeyCompromised(KeyStateForbids):
+    """This master key version is compromised."""
+
+    code = "key_compromised"
+    fix = "Re-wrap its keys to the serving version; to open one before, officers break the glass with a reason."
+
+
+class KeyDestroyed(KeyStateForbids):
+    """This master key version is destroyed."""
+
+    code = "key_destroyed"
+    fix = "Nothing opens what it wrapped: that is what it was destroyed for."
+
+
 class UnwrapRejected(KeyVaultError):
     """The token refused to unwrap this key."""
 
@@ -120,6 +134,10 @@ class CallFailed(HsmUnavailable):
 
 class KeyGone(HsmUnavailable):
     """A key that was in the token at start is not there now."""
+
+
+class SessionKeyGone(HsmUnavailable):
+    """The key is gone with the session that made it: begin again."""
 
 
 class CeremonyRefused(KeyVaultError):

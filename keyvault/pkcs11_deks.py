@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from keyvault.errors import CallFailed, HsmUnavailable, SealBroken, UnwrapRejected
+from keyvault.errors import CallFailed, HsmUnavailable, SealBroken, SessionKeyGone, UnwrapRejected
 from keyvault.locked import LockedBuffer
 from keyvault.pkcs11_names import LOST, LOST_KEY, Mechanism
 from keyvault.pkcs11_pool import SessionPool
@@ -34,12 +34,12 @@ class SessionKey:
 
         def with_key(session: TokenSession) -> Result:
             if not self.home.alive:
-                raise HsmUnavailable("the key is gone with the session that made it: begin again")
+                raise SessionKeyGone
             try:
                 return operation(session)
             except CallFailed as error:
                 if error.answer in LOST_KEY:
-                    raise HsmUnavailable("the key is gone with the session that made it: begin again") from error
+                    raise SessionKeyGone from error
                 raise
 
         return self.pool.run(with_key)

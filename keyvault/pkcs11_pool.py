@@ -8,16 +8,26 @@ tried once more. Nothing is retried beyond that; failures in a row open a circui
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
 from keyvault.breaker import Breaker
-from keyvault.errors import CallFailed, HsmBusy, HsmTimeout, HsmUnavailable, KeyGone, KeyVaultError, PinRejected, PromiseBroken
+from keyvault.errors import (
+    CallFailed,
+    HsmBusy,
+    HsmTimeout,
+    HsmUnavailable,
+    KeyGone,
+    KeyVaultError,
+    PinRejected,
+    PromiseBroken,
+    SessionKeyGone,
+)
 from keyvault.pin_throttle import HeldPin
 from keyvault.pkcs11_names import LOST, LOST_KEY, LOST_SESSION
 from keyvault.pkcs11_start import Module, Token, TokenConfig, TokenSession, starting_alone
@@ -58,6 +68,48 @@ class Place:
                 session.close()
 
 
+class _Free:
+    """Places that nobody uses. Who waits longest is served first: a thread that comes back at once takes no other's turn."""
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self._lock = threading.Lock()
+        self._idle = list(places)
+        self._waiting: deque[_Waiter] = deque()
+
+    def __len__(self) -> int:
+        return len(self._idle)
+
+    def take(self, wait_s: float) -> Place | None:
+        """A place, or None where none came free in time."""
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+            waiter = _Waiter()
+            self._waiting.append(waiter)
+        if waiter.ready.wait(wait_s):
+            return waiter.place
+        with self._lock:
+            if waiter.place is None:
+                self._waiting.remove(waiter)
+            return waiter.place
+
+    def give(self, place: Place) -> None:
+        """Hand a place to who waits, or keep it."""
+        with self._lock:
+            if not self._waiting:
+                self._idle.append(place)
+                return
+            waiter = self._waiting.popleft()
+            waiter.place = place
+        waiter.ready.set()
+
+
+class _Waiter:
+    def __init__(self) -> None:
+        self.ready = threading.Event()
+        self.place: Place | None = None
+
+
 class SessionPool:
     """At most `config.sessions` sessions of one login. Methods may be called from any thread.
 
@@ -74,9 +126,7 @@ class SessionPool:
         self.audit: Callable[[TokenSession], object] = lambda _: None
         """Asked of the token after each recovery, as at start; what it raises, nothing is served after."""
         self._module, self._config, self._pin, self._breaker, self._fatal = module, config, HeldPin(pin), breaker, fatal
-        self._free: queue.LifoQueue[Place] = queue.LifoQueue()
-        for place in self.places:
-            self._free.put(place)
+        self._free = _Free(self.places)
         self._open = True
         self._generation = 0
         self._healing = threading.Lock()
@@ -93,7 +143,7 @@ class SessionPool:
         self._breaker.admit()
         try:
             result = self._run(operation)
-        except (HsmBusy, PinRejected):
+        except (HsmBusy, PinRejected, SessionKeyGone):
             self._breaker.undecided()
             raise
         except HsmUnavailable as error:
@@ -172,17 +222,17 @@ class SessionPool:
             if place.stuck:  # it came back after all; what its session is worth, nobody knows
                 place.stuck = False
                 place.drop()
-            self._free.put(place)
+            self._free.give(place)
 
     def _free_place(self) -> Place:
         if all(place.stuck for place in self.places):
             raise HsmTimeout("every session of the token waits for a call that does not come back")
-        try:
-            return self._free.get(timeout=self._config.wait_s)
-        except queue.Empty:
-            if self.healing_since or any(place.stuck for place in self.places):
-                raise HsmTimeout(f"no session came free in {self._config.wait_s} s: calls do not come back") from None
-            raise HsmBusy(f"every session of the token was busy for {self._config.wait_s} s") from None
+        place = self._free.take(self._config.wait_s)
+        if place is not None:
+            return place
+        if self.healing_since or any(other.stuck for other in self.places):
+            raise HsmTimeout(f"no session came free in {self._config.wait_s} s: calls do not come back")
+        raise HsmBusy(f"every session of the token was busy for {self._config.wait_s} s")
 
     def open_session(self) -> TokenSession:
         """A new session outside the pool; the caller closes it."""
@@ -228,7 +278,7 @@ class SessionPool:
             _log.warning("token recovered after %s", cause)
         finally:
             for place in taken:
-                self._free.put(place)
+                self._free.give(place)
 
     def _log_in_again(self, deadline: float) -> None:
         """One C_Login, once the token is there; what a new login finds is audited as at start."""
@@ -263,13 +313,13 @@ class SessionPool:
     def _all_places(self, deadline: float) -> list[Place]:
         """Every place, so that no call runs: to stop a module under a call could end the process. Raises HsmTimeout."""
         taken: list[Place] = []
-        try:
-            while len(taken) < len(self.places):
-                taken.append(self._free.get(timeout=max(0.0, deadline - time.monotonic())))
-        except queue.Empty:
-            for place in taken:
-                self._free.put(place)
-            raise HsmTimeout("the token cannot be recovered: a call does not come back") from None
+        while len(taken) < len(self.places):
+            place = self._free.take(max(0.0, deadline - time.monotonic()))
+            if place is None:
+                for other in taken:
+                    self._free.give(other)
+                raise HsmTimeout("the token cannot be recovered: a call does not come back")
+            taken.append(place)
         return taken
 
     def close(self) -> None:

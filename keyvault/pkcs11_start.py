@@ -260,9 +260,17 @@ def answers(function: str) -> Iterator[None]:
     try:
         yield
     except pkcs11.PKCS11Error as error:
-        name = type(error).__name__
-        answer = re.sub(r"(?<!^)(?=[A-Z])", "_", name).upper() if name != "PKCS11Error" else str(error)
-        raise CallFailed(function, answer) from error
+        raise CallFailed(function, _answer_of(error)) from error
+
+
+def _answer_of(error: pkcs11.PKCS11Error) -> str:
+    """The answer's name: the library has a class for most, and a text or a number for the rest."""
+    name = type(error).__name__
+    if name != "PKCS11Error":
+        return re.sub(r"(?<!^)(?=[A-Z])", "_", name).upper()
+    if "not initialized" in str(error):
+        return Answer.CRYPTOKI_NOT_INITIALIZED.name
+    return str(error)
 
 
 def _require_writable(address: int) -> None:
