@@ -32,7 +32,7 @@ ROTATE = "keys.rotate"
 """The kind of request that asks officers for a ring's next version; the ceremony is their answer."""
 REMIND_EVERY = timedelta(days=1)
 REQUEST_LASTS = timedelta(days=30)
-_DOMAIN = "key_schedule"
+DOMAIN = "key_schedule"
 
 
 class Action(StrEnum):
@@ -82,7 +82,7 @@ class Schedule:
         plan = {name: facts[name] for name in ("ring", "action", "after_days", "after_keys", "rate")}
         data = json.dumps(plan, sort_keys=True, separators=(",", ":")).encode()
         row = ScheduleRow(self.name, data, self.last_run_at, self.last_reminder_at)
-        return replace(row, mac=mac.make(_DOMAIN, *row.fields))
+        return replace(row, mac=mac.make(DOMAIN, *row.fields))
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ class Schedules:
     def _rows(self, transaction: Transaction) -> dict[str, ScheduleRow]:
         rows = {row.name: row for row in self._store.schedules(transaction)}
         for row in rows.values():
-            self._mac.check(row.mac, _DOMAIN, *row.fields)
+            self._mac.check(row.mac, DOMAIN, *row.fields)
         return rows
 
 

@@ -176,6 +176,13 @@ def list_clients(settings: Settings) -> Answer:
         return {"clients": [_client(client) for client in clients.clients()]}
 
 
+def voices(settings: Settings, *, call: str, request: Mapping[str, Any]) -> Answer:
+    """One of the operator's calls on voices; a new key is the only one that opens any."""
+    from service import voices as known
+
+    return known.run(settings, call, request)
+
+
 def check_audit(settings: Settings) -> Answer:
     """Every audit record's MAC, counter and leaf: the number of `rows`, or the first bad one under `tampered`."""
     from service.registration import check_records
@@ -239,6 +246,7 @@ STEPS: Mapping[str, Callable[..., Answer]] = {
     "list_clients": list_clients,
     "probe_token": probe_token,
     "check_audit": check_audit,
+    "voices": voices,
 }
 
 

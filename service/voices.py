@@ -7,7 +7,8 @@ record in the audit log before it answers.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from base64 import b64decode
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,15 +17,18 @@ from uuid import UUID, uuid4
 
 from keyvault.approvals import Approval, Operation
 from keyvault.database import Database, Transaction
+from keyvault.errors import RecordTampered
 from keyvault.hsm import Hsm, KeyName, SiteHsm
 from keyvault.keys import VoiceKeys
-from keyvault.records import RecordMac, Tombstone
+from keyvault.records import RecordMac, RingVersion, Tombstone
 from keyvault.rings import Rings
+from keyvault.schedules import DOMAIN as SCHEDULE_DOMAIN
+from keyvault.schedules import Schedule
 from keyvault.store import KeyStore
 from keyvault.sync.roster import Roster
 from keyvault.sync.signatures import verify_p256
-from keyvault.sync.store import SyncStore
-from keyvault.tombstones import Outlook, Tombstones
+from keyvault.sync.store import ScheduleStore, SyncStore
+from keyvault.tombstones import Tombstones
 from policies.audit.details import Details
 from policies.audit.store import AuditStore
 from policies.authority import Voice
@@ -37,6 +41,7 @@ from service.key_events import KeyEventRecorder
 from service.masters import connect, serving_token
 from service.officers import read_roster
 from service.settings import Settings
+from service.shredding import forecast
 from voiceprints import erasure_certificate
 from voiceprints.erasure import Erased, Erasure, Remains
 from voiceprints.errors import NotErased
@@ -141,7 +146,7 @@ class Voices:
             if stone is None:
                 raise NotErased
             history = SyncStore(RecordMac(self.hsm)).certificates(transaction)
-            versions = Rings(self.hsm, KeyStore(), KeyEventRecorder(self.audit), RecordMac(self.hsm)).versions(
+            versions = self._versions(transaction, stone.ring)
                 transaction, stone.ring
             )
             closed = {
@@ -163,19 +168,33 @@ class Voices:
 
     def _erased(self, done: Erased) -> Answer:
         gone = {"keys": done.keys, "sealed_rows": done.sealed_rows, "log_details": done.details}
-        return {
-            **_stone(done.tombstone),
-            "changed": done.changed,
-            **gone,
-            **_outlook(done.outlook),
-            "findings": list(done.findings),
-        }
+        told = {**_stone(done.tombstone), "changed": done.changed, **gone, "findings": list(done.findings)}
+        return told | {"shredding": self._shredding(done.tombstone)}
 
     def _remains(self, remains: Remains) -> Answer:
-        stone = _stone(remains.tombstone) if remains.tombstone else {"stage": "stored"}
-        there: Answer = {"voice": str(remains.voice), "tenant": remains.tenant, "name": remains.name}
-        there |= {"keys": remains.keys, "sealed_rows": remains.sealed_rows}
-        return {**stone, **there, **_outlook(remains.outlook), "findings": list(remains.findings)}
+        told = _stone(remains.tombstone) if remains.tombstone else {"stage": "stored"}
+        told |= {"voice": str(remains.voice), "tenant": remains.tenant, "name": remains.name}
+        told |= {"keys": remains.keys, "sealed_rows": remains.sealed_rows, "findings": list(remains.findings)}
+        return told | ({"shredding": self._shredding(remains.tombstone)} if remains.tombstone else {})
+
+    def _shredding(self, stone: Tombstone) -> Answer | None:
+        """When the voice will be shredded; None where the rows that say so do not carry their MACs."""
+        mac, rows = RecordMac(self.hsm), ScheduleStore()
+        try:
+            with durable(self.database) as transaction:
+                versions = self._versions(transaction, stone.ring)
+                plans = rows.schedules(transaction)
+            for plan in plans:
+                mac.check(plan.mac, SCHEDULE_DOMAIN, *plan.fields)
+            found = forecast(stone, versions, [Schedule.of(plan) for plan in plans])
+        except RecordTampered:
+            return None
+        at = found.at.isoformat(timespec="seconds") if found.at else None
+        return {"waits_for": list(found.waits_for), "at": at, "by": found.by}
+
+    def _versions(self, transaction: Transaction, ring: str) -> list[RingVersion]:
+        rings = Rings(self.hsm, KeyStore(), KeyEventRecorder(self.audit), RecordMac(self.hsm))
+        return rings.versions(transaction, ring)
 
 
 _ENDS = frozenset(
@@ -233,9 +252,22 @@ def _stone(stone: Tombstone) -> Answer:
     return {"voice": str(stone.voice), "tenant": stone.tenant, "stage": _stage(stone), **told, "ring_versions": covered}
 
 
-def _outlook(outlook: Outlook | None) -> Answer:
-    if outlook is None:
-        return {}
-    return {
-        "shredding": {"waits_for": list(outlook.left), "due": outlook.due.isoformat(timespec="seconds") if outlook.due else None}
-    }
+def run(settings: Settings, call: str, request: Mapping[str, Any]) -> Answer:
+    """One call of the command line, by its name; ids and bytes come as text."""
+    with voices(settings) as known:
+        match call:
+            case "list":
+                return known.listed(request["tenant"], request["limit"])
+            case "show":
+                return known.shown(UUID(request["voice"]))
+            case "erase":
+                return known.erase(UUID(request["voice"]), dry_run=request["dry_run"])
+            case "withdraw":
+                return known.withdraw(UUID(request["consent"]), dry_run=request["dry_run"])
+            case "rekey":
+                operation = Operation.decode(b64decode(request["operation"])) if request["operation"] else None
+                approvals = [Approval.decode(b64decode(approval)) for approval in request["approvals"]]
+                return known.rekey([UUID(voice) for voice in request["voices"]], operation, approvals)
+            case "certificate":
+                return known.certificate(UUID(request["voice"]), request["document"])
+    raise ValueError(call)

@@ -17,6 +17,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "up": ("service.cli.up", "Start everything and keep it running; Ctrl-C stops it."),
     "doctor": ("service.cli.doctor", "Check every part and say how to mend what fails."),
     "clients": ("service.cli.clients", "Register, list, rotate and revoke clients."),
+    "voices": ("service.cli.voices", "List voices, erase them, give them new keys, certify an erasure."),
     "policy": ("service.cli.policy", "Check, test, explain and show the policies."),
     "headers": ("service.cli.headers", "Fetch a token for one request and print its headers, for curl."),
     "audit": ("service.cli.audit", "Check the audit log, and export it for auditors."),
