@@ -147,8 +147,6 @@ class Voices:
                 raise NotErased
             history = SyncStore(RecordMac(self.hsm)).certificates(transaction)
             versions = self._versions(transaction, stone.ring)
-                transaction, stone.ring
-            )
             closed = {
                 int(str(said["epoch"])): at for at, said in Details(self.hsm).of(transaction, "sync.closed") if "epoch" in said
             }
