@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ NO_PERMIT = "no-permit"
 NOT_DECIDABLE = "not-decidable"
 """Stands for the deciding policy where the question did not fit the schema or a policy failed."""
 
+_ENTITIES = 1024
 _INTRODUCED = re.compile(r'(?P<comment>(?:^//[^\n]*\n)+)@id\("(?P<id>[^"]+)"\)', re.MULTILINE)
 _REFUSALS: dict[str, type[Denied]] = {
     "base.tenant-isolation": errors.ForeignVoice,
@@ -93,6 +95,8 @@ class PolicyEngine:
         if not outcome.validation_passed:
             raise PolicySetInvalid("; ".join(str(error) for error in outcome.errors))
         self._ids, self.policies = _described(policies)
+        # The same rows are the same entities: those in use are read and checked against the schema once.
+        self._entities = lru_cache(_ENTITIES)(partial(_entities, self._schema))
 
     @classmethod
     def shipped(cls) -> PolicyEngine:
@@ -115,7 +119,11 @@ class PolicyEngine:
 
     def decide(self, question: Question) -> Decision:
         """The set's answer. Never raises for what the question holds: a question that does not fit is denied."""
-        answer = cedarpy.is_authorized(_request(question), self._policies, _entities(question), self._schema)
+        try:
+            entities = self._entities(question.client, question.voice, question.consent and question.consent.tenant)
+        except ValueError:
+            return Decision(False, (NOT_DECIDABLE,))
+        answer = cedarpy.is_authorized(_request(question), self._policies, entities, self._schema)
         if answer.diagnostics.errors or answer.decision is cedarpy.Decision.NoDecision:
             return Decision(False, (NOT_DECIDABLE,))
         reasons = tuple(sorted(self._ids[reason] for reason in answer.diagnostics.reasons))
@@ -166,10 +174,9 @@ def _request(question: Question) -> dict[str, Any]:
     }
 
 
-def _entities(question: Question) -> list[dict[str, Any]]:
-    client = question.client
-    tenants = {client.tenant} | ({question.voice.tenant} if question.voice else set())
-    tenants |= {question.consent.tenant} if question.consent else set()
+def _entities(schema: cedarpy.Schema, client: Client, voice: Voice | None, consents: str | None) -> cedarpy.Entities:
+    """What a decision may speak of: the client, the voice, their tenants and the consent's. Raises ValueError."""
+    tenants = {tenant for tenant in (client.tenant, voice and voice.tenant, consents) if tenant is not None}
     entities: list[dict[str, Any]] = [{"uid": _reference("Tenant", name), "attrs": {}, "parents": []} for name in tenants]
     attributes = {
         "tenant": _tenant(client.tenant),
@@ -177,10 +184,10 @@ def _entities(question: Question) -> list[dict[str, Any]]:
         "roles": list(client.roles),
     }
     entities.append(_entity("Client", client.client_id, attributes, client.tenant))
-    if question.voice is not None:
-        attributes = {"active": question.voice.state is VoiceState.ACTIVE}
-        entities.append(_entity("Voice", question.voice.voice_id, attributes, question.voice.tenant))
-    return entities
+    if voice is not None:
+        attributes = {"active": voice.state is VoiceState.ACTIVE}
+        entities.append(_entity("Voice", voice.voice_id, attributes, voice.tenant))
+    return cedarpy.Entities.from_json_str(json.dumps(entities), schema)
 
 
 def _entity(kind: str, name: object, attributes: dict[str, Any], tenant: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey, EllipticCurvePublicKey
@@ -26,6 +27,7 @@ PROOF_AGE_S = 30
 PROOF_LEAD_S = 5
 """How far ahead of ours a client's clock may be."""
 
+_KEYS, _URLS = 1024, 256
 _HEADER = frozenset({"alg", "typ", "jwk"})
 _CLAIMS = frozenset({"htm", "htu", "iat", "jti"})
 _ES256 = ECAlgorithm(ECAlgorithm.SHA256, SECP256R1)
@@ -55,14 +57,13 @@ class ProofVerifier:
         try:
             message = jws.split(proof, limit=MAX_PROOF_LENGTH)
             jws.check_header(message.header, typ=PROOF_TYPE, alg="ES256", members=_HEADER)
-            jwk = message.header["jwk"]
-            key = public_key(jwk)
+            key, jkt = _known_key(json.dumps(message.header["jwk"], sort_keys=True))
             # s and n-s both pass here, unlike in tokens: clients' libraries write either. Single use is keyed on jti.
             if len(message.signature) != 64 or not _ES256.verify(message.signed, key, message.signature):
                 raise ValueError("signature")
             claims = jws.strict_object(message.payload)
             issued_at = self._check_claims(claims, htm, path, access_token)
-            return VerifiedProof(jkt=jwk_thumbprint(jwk), jti=jws.identifier(claims["jti"]), issued_at=issued_at)
+            return VerifiedProof(jkt=jkt, jti=jws.identifier(claims["jti"]), issued_at=issued_at)
         except ValueError as problem:
             raise ProofInvalid(str(problem)) from None
 
@@ -71,7 +72,7 @@ class ProofVerifier:
             raise ValueError("a claim is missing")
         if claims["htm"] != htm:
             raise ValueError("htm is another method")
-        if not isinstance(claims["htu"], str) or normal_url(claims["htu"]) != normal_url(self._base + path):
+        if not isinstance(claims["htu"], str) or normal_url(claims["htu"]) != _our_url(self._base + path):
             raise ValueError("htu is another address")
         expected = None if access_token is None else token_hash(access_token)
         if claims.get("ath") != expected:
@@ -84,6 +85,21 @@ class ProofVerifier:
         """Raise ProofInvalid unless a proof made at `issued_at` is acceptable now."""
         if not issued_at - PROOF_LEAD_S <= self._clock() <= issued_at + PROOF_AGE_S:
             raise ProofInvalid("iat is too far from our clock")
+
+
+@lru_cache(_KEYS)
+def _known_key(jwk: str) -> tuple[EllipticCurvePublicKey, str]:
+    """The key of a JWK and its thumbprint. Clients sign with the same key again and again: those in use are kept.
+
+    Raises ValueError, each time anew, so that what is refused takes nobody's place.
+    """
+    members = json.loads(jwk)
+    return public_key(members), jwk_thumbprint(members)
+
+
+@lru_cache(_URLS)
+def _our_url(url: str) -> str:
+    return normal_url(url)
 
 
 def make_proof(private_key: EllipticCurvePrivateKey, htm: str, htu: str, access_token: str | None = None) -> str:

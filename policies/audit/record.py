@@ -7,7 +7,6 @@ guessing another. RFC 8785 without floating point numbers; texts in Unicode NFC.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import re
 import unicodedata
@@ -102,7 +101,7 @@ def pseudonym_of(kind: str, value: str, mac: Mac) -> str:
 
 def detail_salt(salt: bytes, name: str) -> bytes:
     """HMAC-SHA256(salt, name)."""
-    return hmac.new(salt, name.encode(), hashlib.sha256).digest()
+    return hmac.digest(salt, name.encode(), "sha256")
 
 
 def plain(values: Mapping[str, Value]) -> dict[str, Value]:
@@ -112,6 +111,8 @@ def plain(values: Mapping[str, Value]) -> dict[str, Value]:
 
 def text(value: str) -> str:
     """A text in NFC. Raises RecordInvalid for what UTF-8 cannot hold."""
+    if isinstance(value, str) and value.isascii():
+        return value  # as almost all are: the same in any normal form
     if not isinstance(value, str) or any("\ud800" <= character <= "\udfff" for character in value):
         raise RecordInvalid("not a text")
     return unicodedata.normalize("NFC", value)
