@@ -102,13 +102,14 @@ class Quorum:
             raise ApprovalInvalid("the operation is not signed by its requester, once")
         people: set[str] = set()
         for approval in approvals:
-            self._check_one(operation, approval, verify)
+            self.check_one(operation, approval, verify)
             if approval.role == "approve":
                 people.add(approval.person)
         if len(people) < self.threshold:
             raise ApprovalMissing(f"{len(people)} of {self.threshold} needed officers approved {operation.kind}")
 
-    def _check_one(self, operation: Operation, approval: Approval, verify: Verify) -> None:
+    def check_one(self, operation: Operation, approval: Approval, verify: Verify) -> None:
+        """Return if this one signature holds, whatever the others do. Raises ApprovalInvalid, RequesterApproved."""
         if approval.role == "approve" and approval.person == operation.requester:
             raise RequesterApproved
         known = self.officers if approval.role == "approve" else (*self.officers, *self.machines)

@@ -189,3 +189,10 @@ class RequesterApproved(ApprovalInvalid):
 
     code = "requester_approved"
     fix = "Let another officer approve; the requester does not count."
+
+
+class RequestUnknown(KeyVaultError):
+    """No request for approval of this name, or more than one."""
+
+    code = "approval_request_unknown"
+    fix = "`glottis approvals list` shows every request; the first digits of its name are enough if no other begins so."

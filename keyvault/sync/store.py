@@ -297,3 +297,60 @@ class ScheduleRow:
 
 def _schedule(row: Row[Any]) -> ScheduleRow:
     return ScheduleRow(row.name, bytes(row.plan), row.last_run_at, row.last_reminder_at, bytes(row.mac))
+
+
+@dataclass(frozen=True)
+class StoredRequest:
+    """A request as it lies: the operation and its description as exact bytes, and what became of it.
+
+    `outcome` is empty while it is open; then "done", "cancelled" or whatever ended it.
+    """
+
+    operation: bytes
+    description: bytes
+    filed_at: datetime
+    done_at: datetime | None
+    outcome: str
+    approvals: tuple[bytes, ...] = ()
+
+
+class ApprovalStore:
+    """Requests for officers' approval and the signatures that came. Nothing here is believed: whoever reads checks again."""
+
+    def file(self, transaction: Transaction, digest: bytes, request: StoredRequest) -> bool:
+        """Insert a request under its operation's digest; False, and nothing is written, if it is there."""
+        values: dict[str, Any] = {"operation_sha256": digest, "operation": request.operation, "description": request.description}
+        values |= {"filed_at": request.filed_at, "done_at": request.done_at, "outcome": request.outcome}
+        filed = upsert(approval_request).values(values).on_conflict_do_nothing().returning(approval_request.c.filed_at)
+        return transaction.execute(filed).one_or_none() is not None
+
+    def add(self, transaction: Transaction, digest: bytes, person: str, role: str, signed: bytes, at: datetime) -> bool:
+        """Insert one person's signature in one role; False, and nothing is written, if this person has signed so."""
+        values = {"operation_sha256": digest, "person": person, "role": role, "approval": signed, "received_at": at}
+        added = upsert(approval).values(values).on_conflict_do_nothing().returning(approval.c.person)
+        return transaction.execute(added).one_or_none() is not None
+
+    def requests(self, transaction: Transaction) -> list[StoredRequest]:
+        """Every request ever filed, oldest first, with its signatures."""
+        signatures: dict[bytes, list[bytes]] = {}
+        order = (approval.c.operation_sha256, approval.c.role.desc(), approval.c.person)
+        for row in transaction.execute(select(approval.c.operation_sha256, approval.c.approval).order_by(*order)):
+            signatures.setdefault(bytes(row.operation_sha256), []).append(bytes(row.approval))
+        query = select(approval_request).order_by(approval_request.c.filed_at, approval_request.c.operation_sha256)
+        return [
+            StoredRequest(
+                bytes(row.operation),
+                bytes(row.description),
+                row.filed_at,
+                row.done_at,
+                row.outcome,
+                tuple(signatures.get(bytes(row.operation_sha256), ())),
+            )
+            for row in transaction.execute(query)
+        ]
+
+    def end(self, transaction: Transaction, digest: bytes, outcome: str, at: datetime) -> bool:
+        """Give an open request its outcome; False, and nothing is written, if it has one or is none."""
+        c = approval_request.c
+        still_open = (c.operation_sha256 == digest) & c.done_at.is_(None)
+        return transaction.execute(update(approval_request).where(still_open).values(done_at=at, outcome=outcome)).rowcount == 1
