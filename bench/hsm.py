@@ -31,11 +31,12 @@ from pkcs11 import Attribute as A
 
 from bench.lines import report_share
 from bench.plain_token import LibraryCalls, Opening, PlainCalls
+from bench.rewrap import QUICK_ROWS, ROWS, measure_rewrapping
 from keyvault import ceremony, softhsm
 from keyvault.database import Transaction
 from keyvault.events import KeyEvent
 from keyvault.hsm import RingMaster
-from keyvault.keys import VoiceKeys
+from keyvault.keys import FoundKey, VoiceKeys
 from keyvault.locked import LockedBuffer
 from keyvault.pkcs11_hsm import Pkcs11Hsm
 from keyvault.pkcs11_start import TokenConfig
@@ -89,7 +90,8 @@ class Open:
             sealed, blob = dek.seal(plain, SIZE, AAD), dek.wrapped
         ref = KeyRef(uuid4(), 1, MASTER.ring, MASTER.version)
         key = WrappedKey(ref, "bench", uuid4(), KeyState.ACTIVE, blob, datetime.now(UTC), MASTER.version)
-        self._sealed, self._key = sealed, replace(key, mac=mac.make(WrappedKey.DOMAIN, *key.fields))
+        self._sealed = sealed
+        self._key = FoundKey.of(replace(key, mac=mac.make(WrappedKey.DOMAIN, *key.fields)), KeyState.ACTIVE)
         record = canonical(WrappedKey.DOMAIN, *key.fields)
         self._row = {"sealed": sealed, "aad": AAD, "record": record, "mac": self._key.mac, "blob": blob}
         self._token = pkcs11.lib(str(config.module)).get_token(token_label=config.label)
@@ -170,6 +172,7 @@ def main() -> None:
     spells = QUICK_SPELLS if chosen.quick else SPELLS
     with serving() as (hsm, config):
         measure_opening(hsm, config, spells)
+    measure_rewrapping(QUICK_ROWS if chosen.quick else ROWS)
 
 
 if __name__ == "__main__":

@@ -118,6 +118,16 @@ class KeyStore:
         row = transaction.execute(query).one_or_none()
         return None if row is None else _key(row)
 
+    def key_and_ring(
+        self, transaction: Transaction, *, dek_id: UUID | None = None, voice: UUID | None = None
+    ) -> tuple[WrappedKey, RingVersion | None] | None:
+        """In one query: the key of this id, or the voice's highest version, and the ring version that wraps it."""
+        c = wrapped_key.c
+        wanted = c.dek_id == dek_id if voice is None else c.voice_id == voice
+        query = _KEY_AND_RING.where(wanted).order_by(c.version.desc()).limit(1)
+        row = transaction.execute(query).one_or_none()
+        return None if row is None else (_key(row), None if row.of_ring is None else _ring(row, "of_"))
+
     def replace_key(self, transaction: Transaction, old: WrappedKey, new: WrappedKey) -> None:
         """Compare and swap: `new` stands only if the row is still `old`. Raises RowChanged; nothing is written then."""
         c = wrapped_key.c
@@ -307,9 +317,15 @@ def _state(text: str) -> KeyState:
         raise RecordTampered("a stored key state is none that Glottis writes") from None
 
 
-def _ring(row: Row[Any]) -> RingVersion:
-    kept = (row.destroy_at, row.reason, row.row_version, bytes(row.mac))
-    return RingVersion(row.ring, row.version, _state(row.state), row.created_at, *kept)
+def _ring(row: Row[Any], prefix: str = "") -> RingVersion:
+    value = {name: getattr(row, prefix + name) for name in (part.name for part in ring_version.c)}
+    return RingVersion(**value | {"state": _state(value["state"]), "mac": bytes(value["mac"])})
+
+
+_UNDER = (wrapped_key.c.ring == ring_version.c.ring) & (wrapped_key.c.ring_version == ring_version.c.version)
+_KEY_AND_RING = select(wrapped_key, *(part.label(f"of_{part.name}") for part in ring_version.c)).select_from(
+    wrapped_key.outerjoin(ring_version, _UNDER)
+)
 
 
 def _ring_row(version: RingVersion) -> dict[str, Any]:

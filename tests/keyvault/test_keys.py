@@ -226,7 +226,8 @@ def test_compare_and_swap_refuses_the_second_writer(keys: VoiceKeys, database: E
     enrol(keys, database, voice)
     store = KeyStore()
     with database.begin() as transaction:
-        old = keys.current(transaction, voice)
+        old = store.key(transaction, keys.current(transaction, voice).ref.id)
+        assert old is not None
         new = replace(old, row_version=2, blob=b"new")
         store.replace_key(transaction, old, new)
         with pytest.raises(RowChanged):
