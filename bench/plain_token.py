@@ -14,7 +14,7 @@ import pkcs11
 from pkcs11 import Attribute as A
 
 from keyvault.pkcs11_names import Mechanism
-from keyvault.templates import DEK
+from keyvault.templates import DEK, DEK_REWRAPPING
 
 TAG = 16
 _USES = {A.ENCRYPT: False, A.DECRYPT: True, A.SIGN: False, A.VERIFY: False}
@@ -43,10 +43,21 @@ def _loaded(module: str) -> ctypes.CDLL:
     library.C_Sign.argtypes = library.C_Decrypt.argtypes = data
     template = (POINTER(_Attribute), c_ulong, length)
     library.C_UnwrapKey.argtypes = (handle, how, c_ulong, c_char_p, c_ulong, *template)
+    library.C_WrapKey.argtypes = (handle, how, c_ulong, c_ulong, c_void_p, length)
     library.C_DestroyObject.argtypes = (handle, c_ulong)
-    for name in ("C_SignInit", "C_Sign", "C_DecryptInit", "C_Decrypt", "C_UnwrapKey", "C_DestroyObject"):
+    for name in ("C_SignInit", "C_Sign", "C_DecryptInit", "C_Decrypt", "C_UnwrapKey", "C_WrapKey", "C_DestroyObject"):
         getattr(library, name).restype = c_ulong
     return library
+
+
+def _array(template: Mapping[int, Any], kept: list[Any]) -> Any:
+    """The template as C wants it; `kept` keeps alive what it points to."""
+    array = (_Attribute * len(template))()
+    for place, (name, value) in zip(array, template.items(), strict=True):
+        buffer = (c_ubyte * 1)(value) if isinstance(value, bool) else (c_ulong * 1)(value)
+        kept.append(buffer)
+        place.type, place.value, place.length = name, ctypes.addressof(buffer), ctypes.sizeof(buffer)
+    return array
 
 
 class Opening:
@@ -65,7 +76,7 @@ class PlainCalls:
         self._session, self._mac, self._master = int(what.session.handle), int(what.mac.handle), int(what.master.handle)
         self._kept: list[Any] = []
         uses = {int(name): value for name, value in _USES.items()}
-        self._template = self._array({**uses, **{int(name): value for name, value in DEK.items()}})
+        self._template = _array({**uses, **{int(name): value for name, value in DEK.items()}}, self._kept)
         self._cmac, self._wrap = _Mechanism(Mechanism.AES_CMAC, None, 0), _Mechanism(Mechanism.AES_KEY_WRAP, None, 0)
         row = what.row
         self._parameters = _Gcm(row["sealed"][:12], 12, 96, row["aad"], len(row["aad"]), TAG * 8)
@@ -73,14 +84,6 @@ class PlainCalls:
         self._body = row["sealed"][12:]
         self._tag, self._room, self._key = (ctypes.c_char * 64)(), (c_ubyte * (what.length + TAG))(), c_ulong()
         self._tag_length, self._opened = c_ulong(64), c_ulong()
-
-    def _array(self, template: Mapping[int, Any]) -> Any:
-        array = (_Attribute * len(template))()
-        for place, (name, value) in zip(array, template.items(), strict=True):
-            buffer = (c_ubyte * 1)(value) if isinstance(value, bool) else (c_ulong * 1)(value)
-            self._kept.append(buffer)
-            place.type, place.value, place.length = name, ctypes.addressof(buffer), ctypes.sizeof(buffer)
-        return array
 
     def __call__(self) -> None:
         library, row, session, key = self._library, self._what.row, self._session, self._key
@@ -98,6 +101,27 @@ class PlainCalls:
         answers |= library.C_DestroyObject(session, key)
         if answers or self._opened.value != self._what.length:
             raise ValueError("a plain call failed")
+
+
+class PlainMoves:
+    """One re-wrap by three calls: C_UnwrapKey, C_WrapKey, C_DestroyObject. Nothing is allocated but the blob that comes out."""
+
+    def __init__(self, module: str, session: Any, source: Any, target: Any) -> None:
+        self._library, self._kept = _loaded(module), [session, source, target]
+        self._session, self._source, self._target = (int(found.handle) for found in self._kept)
+        self._template = _array({int(name): value for name, value in DEK_REWRAPPING.items()}, self._kept)
+        self._wrap, self._key = _Mechanism(Mechanism.AES_KEY_WRAP, None, 0), c_ulong()
+        self._out, self._length = (ctypes.c_char * 64)(), c_ulong()
+
+    def __call__(self, blob: bytes) -> bytes:
+        library, session, key = self._library, self._session, self._key
+        answers = library.C_UnwrapKey(session, self._wrap, self._source, blob, 40, self._template, len(self._template), byref(key))
+        self._length.value = 64
+        answers |= library.C_WrapKey(session, self._wrap, self._target, key.value, self._out, byref(self._length))
+        answers |= library.C_DestroyObject(session, key)
+        if answers:
+            raise ValueError("a plain call failed")
+        return self._out.raw[: self._length.value]
 
 
 class LibraryCalls:

@@ -16,6 +16,7 @@ from keyvault.pkcs11_names import LOST, LOST_KEY, Mechanism
 from keyvault.pkcs11_pool import SessionPool
 from keyvault.pkcs11_raw import GCM_NONCE, GCM_TAG, Template
 from keyvault.pkcs11_start import TokenSession
+from keyvault.pkcs11_structures import EncodedTemplate
 from keyvault.templates import DEK_REWRAPPING
 
 Result = TypeVar("Result")
@@ -115,7 +116,7 @@ def generate_wrapped(session: TokenSession, wrapping: int, template: Template) -
         raise
 
 
-def unwrap(session: TokenSession, wrapping: int, wrapped: bytes, template: Template) -> int:
+def unwrap(session: TokenSession, wrapping: int, wrapped: bytes, template: Template | EncodedTemplate) -> int:
     """The handle of the key in `wrapped`. Raises UnwrapRejected, and CallFailed for what is no verdict on the blob."""
     try:
         return session.calls.unwrap(session.handle, wrapping, wrapped, template)
@@ -128,9 +129,10 @@ def unwrap(session: TokenSession, wrapping: int, wrapped: bytes, template: Templ
 def rewrapped(session: TokenSession, source: int, target: int, blobs: Sequence[bytes]) -> list[bytes | UnwrapRejected]:
     """Each key under `target` instead of `source`, in order, or why the token refused it. One key at a time is in the token."""
     moved: list[bytes | UnwrapRejected] = []
+    template = EncodedTemplate(DEK_REWRAPPING)
     for blob in blobs:
         try:
-            key = unwrap(session, source, blob, DEK_REWRAPPING)
+            key = unwrap(session, source, blob, template)
         except UnwrapRejected as error:
             moved.append(error)
             continue

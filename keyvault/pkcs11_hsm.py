@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from keyvault import pkcs11_objects
 from keyvault.breaker import Breaker
@@ -133,6 +134,16 @@ class Pkcs11Hsm:
 
     def mac(self, key: KeyName, data: bytes) -> bytes:
         return self._sign(key, data, Mechanism.AES_CMAC, Mechanism.SHA256_HMAC)
+
+    def mac_many(self, key: KeyName, data: Sequence[bytes]) -> list[bytes]:
+        plan = self._plan(key, Mechanism.AES_CMAC, Mechanism.SHA256_HMAC)
+
+        def make(session: TokenSession, piece: Sequence[bytes]) -> list[bytes]:
+            handle, sign = _known(session, key.value, plan.kind), session.calls.sign
+            return [sign(session.handle, handle, plan.mechanism, one) for one in piece]
+
+        pieces = (data[start : start + _PIECE] for start in range(0, len(data), _PIECE))
+        return [mac for piece in pieces for mac in self._token.run(partial(make, piece=piece))]
 
     def sign(self, key: KeyName, data: bytes) -> bytes:
         if KEYS[key].mechanism is Mechanism.ECDSA:

@@ -10,8 +10,10 @@ Order of the sources: compromised versions first, then the oldest. Sources: NIST
 
 from __future__ import annotations
 
+import hmac
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
@@ -153,74 +155,73 @@ class Rewrapping:
         left for the next run.
         """
         outcome, pace = Outcome(), _Pace(rate, self._clock, self._sleep)
+
+        def settle(page: _Page, moved: int) -> None:
+            outcome.bad |= page.bad
+            outcome.moved += moved
+            outcome.left += len(page.moves) - moved
+            tell(outcome)
+            pace.done(moved + len(page.bad))
+
         for _ in range(_MOST_PASSES):
-            before = outcome.moved
-            outcome.left = sum(
-                self._source_pass(RingMaster(plan.target.ring, source.version), plan.target, part, outcome, pace, tell)
-                for source in plan.movable
-            )
+            before, outcome.left = outcome.moved, 0
+            for source in plan.movable:
+                master = RingMaster(plan.target.ring, source.version)
+                walk = _Walk(master, plan.target, part, pace.most(self._page), frozenset(outcome.bad))
+                self._pass(walk, settle)
             if outcome.left == 0 and outcome.moved == before:
                 break
         return outcome
 
-    def _source_pass(
-        self, source: RingMaster, target: RingMaster, part: Part, outcome: Outcome, pace: _Pace, tell: Callable[[Outcome], None]
-    ) -> int:
-        """One walk through the part's keys under `source`; returns how many rows somebody else changed on the way."""
-        first, lost = part.first, 0
-        while first <= part.last:
-            limit = pace.most(self._page)
-            with self._database.begin() as transaction:
-                found = self._store.keys_under(transaction, source, first, part.last, limit)
-            keys = [key for key in found if key.ref.id not in outcome.bad]
-            if keys:
-                moved, bad = self._move(keys, source, target)
-                outcome.bad |= bad
-                outcome.moved += moved
-                lost += len(keys) - moved - len(bad)
-                tell(outcome)
-                pace.done(len(keys))
-            if len(found) < limit or found[-1].ref.id == part.last:
-                break
-            first = UUID(int=found[-1].ref.id.int + 1)
-        return lost
+    def _pass(self, walk: _Walk, settle: Callable[[_Page, int], None]) -> None:
+        """One walk through a part's keys under one source. The database works on one page while the token has the next."""
+        with ThreadPoolExecutor(1) as beside:
+            found = beside.submit(self._read, walk, walk.part.first).result()
+            written: tuple[_Page, Future[int]] | None = None
+            while found:
+                first = found[-1].ref.id.int + 1
+                more = len(found) == walk.limit and first <= walk.part.last.int
+                following = beside.submit(self._read, walk, UUID(int=first)) if more else None
+                page = self._wrapped([key for key in found if key.ref.id not in walk.known_bad], walk)
+                if written:
+                    settle(written[0], written[1].result())
+                written = (page, beside.submit(self._write, page, walk)) if page.rows else None
+                found = following.result() if following else []
+            if written:
+                settle(written[0], written[1].result())
 
-    def _move(self, keys: Sequence[WrappedKey], source: RingMaster, target: RingMaster) -> tuple[int, dict[UUID, str]]:
-        """One page, durable on return: how many rows moved, and which cannot, with the code of why."""
-        whole, bad = self._whole(keys)
-        moves: list[tuple[WrappedKey, WrappedKey]] = []
-        for key, blob in zip(whole, self._hsm.rewrap_many([key.blob for key in whole], source, target), strict=True):
+    def _read(self, walk: _Walk, first: UUID) -> list[WrappedKey]:
+        with self._database.begin() as transaction:
+            return self._store.keys_under(transaction, walk.source, first, walk.part.last, walk.limit)
+
+    def _wrapped(self, keys: Sequence[WrappedKey], walk: _Walk) -> _Page:
+        """The token's work on a page: each record's MAC, before any of the blobs reaches the token; then the moves."""
+        macs = self._mac.make_many(WrappedKey.DOMAIN, [key.fields for key in keys])
+        whole = [key for key, mac in zip(keys, macs, strict=True) if hmac.compare_digest(key.mac, mac)]
+        bad = {key.ref.id: RecordTampered.code for key in keys} if len(whole) < len(keys) else {}
+        for key in whole if bad else ():
+            del bad[key.ref.id]
+        unsigned: list[tuple[WrappedKey, WrappedKey]] = []
+        for key, blob in zip(whole, self._hsm.rewrap_many([key.blob for key in whole], walk.source, walk.target), strict=True):
             if isinstance(blob, UnwrapRejected):
                 bad[key.ref.id] = blob.code
             else:
-                moves.append((key, self._moved(key, blob, target)))
+                unsigned.append((key, _moved(key, blob, walk.target)))
         if UnwrapRejected.code in bad.values():
-            self._require_unwraps(source, target)
-        facts: dict[str, str | int] = {"ring": target.ring, "from": source.version, "to": target.version}
-        facts |= {"first": str(keys[0].ref.id), "last": str(keys[-1].ref.id), "bad": len(bad)}
+            self._require_unwraps(walk.source, walk.target)
+        signatures = self._mac.make_many(WrappedKey.DOMAIN, [new.fields for _, new in unsigned])
+        moves = [(old, replace(new, mac=mac)) for (old, new), mac in zip(unsigned, signatures, strict=True)]
+        return _Page(keys, moves, bad)
+
+    def _write(self, page: _Page, walk: _Walk) -> int:
+        """Make a page durable, with its event; returns how many rows moved: those that nobody else changed."""
+        facts: dict[str, str | int] = {"ring": walk.target.ring, "from": walk.source.version, "to": walk.target.version}
+        facts |= {"first": str(page.rows[0].ref.id), "last": str(page.rows[-1].ref.id), "bad": len(page.bad)}
         with self._database.begin() as transaction:
-            self._require_serving(transaction, target)
-            moved = self._store.move_keys(transaction, moves) if moves else set()
+            self._require_serving(transaction, walk.target)
+            moved = self._store.move_keys(transaction, page.moves) if page.moves else set()
             self._recorder.record(transaction, KeyEvent("keys.rewrapped", facts | {"keys": len(moved)}))
-        return len(moved), bad
-
-    def _whole(self, keys: Sequence[WrappedKey]) -> tuple[list[WrappedKey], dict[UUID, str]]:
-        """Those whose record MAC holds, before any of their blobs reaches the token; and the others."""
-        whole: list[WrappedKey] = []
-        bad: dict[UUID, str] = {}
-        for key in keys:
-            try:
-                self._mac.check(key.mac, WrappedKey.DOMAIN, *key.fields)
-                whole.append(key)
-            except RecordTampered as error:
-                bad[key.ref.id] = error.code
-        return whole, bad
-
-    def _moved(self, key: WrappedKey, blob: bytes, target: RingMaster) -> WrappedKey:
-        """The row as it will stand. `synced` stays, so that the other site is shipped it again while it goes on serving."""
-        ref = replace(key.ref, ring_version=target.version)
-        new = replace(key, ref=ref, blob=blob, row_version=key.row_version + 1)
-        return replace(new, mac=self._mac.make(WrappedKey.DOMAIN, *new.fields))
+        return len(moved)
 
     def _require_unwraps(self, source: RingMaster, target: RingMaster) -> None:
         """Whether the token moves a key that is certainly good: if not, it is at fault and not the row. Raises HsmUnavailable."""
@@ -235,6 +236,31 @@ class Rewrapping:
         self._store.hold_ring_version(transaction, target)
         if self._rings.serving(transaction, target.ring) != target:
             raise KeyStateForbids(f"{target.label} no longer serves; plan again")
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """One pass over a part's keys under `source`, in pages of `limit`; rows that are known to be bad are left alone."""
+
+    source: RingMaster
+    target: RingMaster
+    part: Part
+    limit: int
+    known_bad: frozenset[UUID]
+
+
+@dataclass(frozen=True)
+class _Page:
+    """A page after the token's work: its rows, the moves (old and new) to be written, and the rows that cannot move."""
+
+    rows: Sequence[WrappedKey]
+    moves: Sequence[tuple[WrappedKey, WrappedKey]]
+    bad: dict[UUID, str]
+
+
+def _moved(key: WrappedKey, blob: bytes, target: RingMaster) -> WrappedKey:
+    """The row as it will stand, but for its MAC. `synced` stays, so that the other site is sent it again while it serves on."""
+    return replace(key, ref=replace(key.ref, ring_version=target.version), blob=blob, row_version=key.row_version + 1, mac=b"")
 
 
 class _Pace:

@@ -80,6 +80,9 @@ class FakeHsm:
             return hmac.new(self._secrets[key], data, hashlib.sha256).digest()
         raise KeyNotFound(f"{key} is not a key for this")
 
+    def mac_many(self, key: KeyName, data: Sequence[bytes]) -> list[bytes]:
+        return [self.mac(key, one) for one in data]
+
     def sign(self, key: KeyName, data: bytes) -> bytes:
         self._answer()
         if key is KeyName.CHECKPOINT_SIGNER:

@@ -21,8 +21,8 @@ from keyvault.pkcs11_start import TokenConfig
 
 CHILD = Path(__file__).with_name("rotation_child.py")
 VOICES = 14
-STEPS = {"read": False, "wrapped": False, "written": False, "told": True}
-"""Each step of a page, and whether the page is durable when it is reached."""
+STEPS = {"read": 0, "wrapped": 1, "written": 1, "told": 2}
+"""Each step, and how many pages are durable when it is reached for the second time: the next page is read while one is worked on."""
 
 
 def add_master(config: TokenConfig) -> None:
@@ -73,12 +73,12 @@ def site(token: dict[str, str], postgres: PostgresForTests, database: Engine, tm
 def test_killed_at_every_step_each_next_run_goes_on(site):
     """B7: kill -9 at every step boundary; restart resumes, no row that nobody can open."""
     moved = 0
-    for step, page_is_durable in STEPS.items():
+    for step, durable in STEPS.items():
         opened, ended = site.run(("open", {}), ("rewrap", {"page": 2, "die": [step, 2]}))
         assert ended == signal.SIGKILL
         assert opened["opened"] == VOICES
         assert opened["under"].get("2", 0) == moved
-        moved += 4 if page_is_durable else 2
+        moved += 2 * durable
     left = VOICES - moved
     opened, finished, after, again = site.run(("open", {}), ("rewrap", {"page": 3}), ("open", {}), ("rewrap", {"page": 3}))
     assert opened == {"opened": VOICES, "under": {"1": left, "2": moved}}
