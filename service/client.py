@@ -108,6 +108,10 @@ class VoiceClient:
         """The tenant's voices, by name and state."""
         return list(self._json("GET", "/v1/voices", self.token("read"))["voices"])
 
+    def erase(self, voice: str | UUID) -> dict[str, Any]:
+        """Erase a voice for good; returns when."""
+        return self._json("DELETE", f"/v1/voices/{voice}", self.token("erase", voice=voice))
+
     def verify(self, voice: str | UUID, recording: bytes) -> str:
         """`match`, `uncertain` or `no_match`: is this recording the voice's speaker?"""
         files = {"audio": ("recording", recording, "application/octet-stream")}

@@ -14,6 +14,7 @@ from uuid import UUID
 from keyvault.database import Transaction
 from keyvault.sync.errors import SyncRefused
 from keyvault.sync.wire import Statement, require
+from policies.audit.details import Details
 from policies.authority import Voice, VoiceState
 from policies.consent import Consent, ConsentState
 from policies.store import PolicyStore
@@ -84,8 +85,8 @@ class _Rows(Statement):
 class VoiceRows:
     """Implements `keyvault.sync.batches.Replica` over the tables of policies and voiceprints."""
 
-    def __init__(self, store: PolicyStore) -> None:
-        self._policies, self._voiceprints = store, VoiceprintStore()
+    def __init__(self, store: PolicyStore, details: Details) -> None:
+        self._policies, self._details, self._voiceprints = store, details, VoiceprintStore()
 
     def rows_of(self, transaction: Transaction, voice: UUID) -> bytes:
         """The voice's rows as exact bytes; empty for a voice that has none. Raises AuthorityRowTampered."""
@@ -115,7 +116,11 @@ class VoiceRows:
             self._voiceprints.replace(transaction, voice, [SealedRow(**_values(row)) for row in given.voiceprint])
 
     def drop(self, transaction: Transaction, voice: UUID) -> None:
-        """Forget the voice's rows: it was erased. Idempotent. The consent stays, as the record of what was allowed."""
+        """Forget the voice's rows, and the details of this site's log entries about it: it was erased. Idempotent.
+
+        The consent stays, as the record of what was allowed.
+        """
+        self._details.erase(transaction, voice)
         self._voiceprints.replace(transaction, voice, ())
         self._policies.forget_voice(transaction, voice)
 

@@ -93,6 +93,13 @@ class VoiceAnswer(Shape):
     quality: dict[str, float] | None = None
 
 
+class ErasureAnswer(Shape):
+    """The voice is erased at this site. Old copies of the database open it until its master key versions are destroyed."""
+
+    id: UUID
+    erased_at: datetime
+
+
 class VoiceList(Shape):
     voices: list[VoiceAnswer]
 

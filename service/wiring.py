@@ -26,10 +26,12 @@ from policies.store import PolicyStore, durable
 from policies.tokens import TokenMint, TokenVerifier, jwks
 from service.key_events import KeyEventRecorder
 from service.masters import connect, serving_token
+from service.officers import read_roster
 from service.refusal_counts import RefusalCounts
 from service.settings import Settings
 from service.vault.readiness import Readiness
 from service.vault.vault import Vault
+from service.voices import erasure_of
 from synth.hibari_engine import HibariEngine
 from synth.scheduler import Scheduler
 from synth.speech import Speech
@@ -110,6 +112,7 @@ def _vault(settings: Settings, database: Database, hsm: SiteHsm) -> Vault:
             conditioner=engine,
             scratch_bytes=engine.scratch_bytes,
         ),
+        erasure=erasure_of(hsm, store, audit, alone=read_roster(settings.roster_file).development),
         opening=opening,
         matching=Matching(voices=opening, memory=memory, activity=activity, encoder=encoder),
         speech=Speech(engine, Scheduler(at_once=SPEAKING_AT_ONCE, waiting=IN_LINE)),

@@ -10,15 +10,15 @@ import httpx
 from service.client import VoiceClient
 from service.errors import NotRunning
 
-NEEDED = {"speak": ("voice", "text"), "compare": ("voice",), "enrol": ("consent",), "consent": (), "read": ()}
+NEEDED = {"speak": ("voice", "text"), "compare": ("voice",), "enrol": ("consent",), "consent": (), "read": (), "erase": ("voice",)}
 
 
 @click.command()
 @click.argument("client")
 @click.argument("action", type=click.Choice(list(NEEDED)))
-@click.argument("method", type=click.Choice(["GET", "POST"]))
+@click.argument("method", type=click.Choice(["GET", "POST", "DELETE"]))
 @click.argument("path")
-@click.option("--voice", type=click.UUID, help="The voice to speak with or compare with.")
+@click.option("--voice", type=click.UUID, help="The voice to speak with, to compare with or to erase.")
 @click.option("--consent", type=click.UUID, help="The consent to enrol under.")
 @click.option("--text", help="The exact text to be spoken.")
 def headers(client: str, action: str, method: str, path: str, voice: UUID | None, consent: UUID | None, text: str | None) -> None:

@@ -6,10 +6,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from keyvault.database import Database
-from keyvault.hsm import SiteHsm
+from keyvault.hsm import KeyName, SiteHsm
+from keyvault.inbox import Inbox, InboxParts
 from keyvault.records import RecordMac
 from keyvault.sync.batches import Batches
 from keyvault.sync.coordinator import Coordinator
@@ -17,9 +18,13 @@ from keyvault.sync.durable import SiteParts
 from keyvault.sync.errors import SiteUnfounded
 from keyvault.sync.node import SiteNode
 from keyvault.sync.peer import RemotePeer
+from keyvault.sync.roster import machine
+from keyvault.sync.signatures import verify_p256
+from policies.audit.details import Details
 from policies.audit.store import AuditStore
 from policies.store import PolicyStore
 from service.key_events import KeyEventRecorder
+from service.keys import DrivenMasters, KeyCommands, KeyParts
 from service.masters import connect, serving_token
 from service.officers import read_roster
 from service.replication import VoiceRows
@@ -40,8 +45,23 @@ class SiteService:
     peer: RemotePeer | None
     coordinator: Coordinator
     batches: Batches
+    inbox: Inbox
     driving: threading.Lock = field(default_factory=threading.Lock, repr=False)
     """Held by whatever drives both sites from here: two at once would only get into each other's way."""
+
+    def keys(self) -> KeyCommands:
+        """The commands on master versions, and what falls due for them."""
+        masters = DrivenMasters(self.coordinator, self.driving)
+        parts = KeyParts(
+            database=self.database,
+            hsm=self.hsm,
+            recorder=self.node.parts.recorder,
+            masters=masters,
+            officers=self.inbox,
+            cluster=self.node.ledger.roster.cluster,
+            least_delay=timedelta(hours=self.settings.destroy_delay_hours),
+        )
+        return KeyCommands(parts)
 
     @property
     def peer_certificate_name(self) -> str:
@@ -72,8 +92,19 @@ def _service(settings: Settings, parts: SiteParts, hsm: SiteHsm) -> SiteService:
     except SiteUnfounded:
         node = SiteNode.found(parts, read_roster(settings.roster_file))
     peer = _peer(settings, node)
-    batches = Batches(node, peer, VoiceRows(PolicyStore(RecordMac(hsm))))
-    return SiteService(settings, parts.database, hsm, node, peer, Coordinator(node, peer, _now), batches)
+    batches = Batches(node, peer, VoiceRows(PolicyStore(RecordMac(hsm)), Details(hsm)))
+    inbox = Inbox(
+        InboxParts(
+            database=parts.database,
+            recorder=parts.recorder,
+            roster=lambda: node.ledger.roster,
+            requester=machine(settings.site),
+            sign=lambda data: hsm.sign(KeyName.SITE_IDENTITY, data),
+            verify=verify_p256,
+            clock=_now,
+        )
+    )
+    return SiteService(settings, parts.database, hsm, node, peer, Coordinator(node, peer, _now), batches, inbox)
 
 
 def _peer(settings: Settings, node: SiteNode) -> RemotePeer | None:

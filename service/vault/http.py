@@ -58,6 +58,7 @@ def create_app(vault: Vault) -> Starlette:
             Route("/v1/voices", calls.enrol, methods=["POST"]),
             Route("/v1/voices", calls.voices, methods=["GET"]),
             Route("/v1/voices/{voice:uuid}", calls.voice, methods=["GET"]),
+            Route("/v1/voices/{voice:uuid}", calls.erase, methods=["DELETE"]),
             Route("/v1/voices/{voice:uuid}/verify", calls.verify, methods=["POST"]),
             Route("/v1/audio/speech", calls.speak, methods=["POST"]),
         ],
@@ -109,6 +110,10 @@ class _Calls:
 
     async def voice(self, request: Request) -> Response:
         done = await self._run(self._vault.voice, _credentials(request), _voice(request))
+        return JSONResponse(done.answer, headers={INTENT_HEADER: str(done.intent_id)})
+
+    async def erase(self, request: Request) -> Response:
+        done = await self._run(self._vault.erase, _credentials(request), _voice(request))
         return JSONResponse(done.answer, headers={INTENT_HEADER: str(done.intent_id)})
 
     async def verify(self, request: Request) -> Response:

@@ -30,6 +30,7 @@ from synth.audio import pcm16, wav
 from synth.scheduler import Turn
 from synth.speech import Speech
 from voiceprints.enrolment import Enrolment
+from voiceprints.erasure import Erasure
 from voiceprints.matching import Matching
 from voiceprints.opening import OpenVoices
 from voiceprints.quality import Quality
@@ -110,6 +111,7 @@ class Vault:
     store: PolicyStore
     intents: Intents
     enrolment: Enrolment
+    erasure: Erasure
     opening: OpenVoices
     matching: Matching
     speech: Speech
@@ -187,6 +189,13 @@ class Vault:
             if found is None:
                 raise VoiceUnknown()
         return Done(grant.intent_id, _described(found))
+
+    def erase(self, credentials: Credentials, voice_id: UUID) -> Done:
+        """Erase one of the tenant's voices, whatever became of its consent. Raises VoiceUnknown, also for one erased before."""
+        grant = self.gate.admit(credentials.call(Purpose.ERASE, voice=voice_id))
+        with self._completing(grant, "erased"), durable(self.database) as transaction:
+            done = self.erasure.erase(transaction, voice_id, tenant=grant.token.tenant)
+        return Done(grant.intent_id, {"id": str(voice_id), "erased_at": done.tombstone.erased_at.isoformat()})
 
     def admit_comparison(self, credentials: Credentials, voice: UUID) -> Grant:
         """The gate for a comparison, before the recording arrives."""

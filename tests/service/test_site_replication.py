@@ -11,6 +11,7 @@ from fakes import FakeHsm
 
 from keyvault.records import RecordMac
 from keyvault.sync.errors import StatementMalformed, SyncRefused
+from policies.audit.details import Details
 from policies.authority import Voice, VoiceState
 from policies.consent import Consent, ConsentState
 from policies.errors import AuthorityRowTampered
@@ -49,7 +50,7 @@ def written(database, store: PolicyStore, consent: Consent, voice: Voice, conten
         store.insert(transaction, consent)
         store.insert(transaction, voice)
         VoiceprintStore().add(transaction, sealed(voice, content))
-        return VoiceRows(store).rows_of(transaction, voice.voice_id)
+        return VoiceRows(store, Details(FakeHsm())).rows_of(transaction, voice.voice_id)
 
 
 def emptied(database) -> None:
@@ -59,7 +60,7 @@ def emptied(database) -> None:
 
 def taken(database, store: PolicyStore, voice: UUID, rows: bytes) -> None:
     with database.begin() as transaction:
-        VoiceRows(store).take(transaction, voice, rows)
+        VoiceRows(store, Details(FakeHsm())).take(transaction, voice, rows)
 
 
 def read(database, store: PolicyStore, voice: Voice) -> tuple[Voice | None, Consent | None, list[bytes]]:
@@ -136,7 +137,7 @@ def test_a_row_of_a_foreign_key_is_malformed(database, sites):
         a.insert(transaction, voice)
         VoiceprintStore().add(transaction, sealed(replace(voice, dek_id=uuid4())))
         with pytest.raises(ValueError, match="under its key"):
-            VoiceRows(a).rows_of(transaction, voice.voice_id)
+            VoiceRows(a, Details(FakeHsm())).rows_of(transaction, voice.voice_id)
 
 
 def test_an_erased_voice_leaves_no_rows_but_the_consent(database, sites):
@@ -146,7 +147,7 @@ def test_an_erased_voice_leaves_no_rows_but_the_consent(database, sites):
     written(database, b, consent, voice)
     for _ in range(2):
         with database.begin() as transaction:
-            VoiceRows(b).drop(transaction, voice.voice_id)
+            VoiceRows(b, Details(FakeHsm())).drop(transaction, voice.voice_id)
     assert read(database, b, voice) == (None, consent, [])
     with database.begin() as transaction:
-        assert VoiceRows(b).rows_of(transaction, voice.voice_id) == b""
+        assert VoiceRows(b, Details(FakeHsm())).rows_of(transaction, voice.voice_id) == b""

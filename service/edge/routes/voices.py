@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from service.edge.routes.answers import PROBLEMS
 from service.edge.uploads import framed
-from service.shapes import BandAnswer, ConsentAnswer, ConsentRequest, VoiceAnswer, VoiceList
+from service.shapes import BandAnswer, ConsentAnswer, ConsentRequest, ErasureAnswer, VoiceAnswer, VoiceList
 
 router = APIRouter(tags=["voices"])
 
@@ -58,6 +58,13 @@ async def voices(request: Request) -> Response:
 @router.get("/v1/voices/{voice}", dependencies=[Depends(_voice_id)], response_model=VoiceAnswer, responses=PROBLEMS)
 async def voice(request: Request) -> Response:
     """One voice's name and state."""
+    answer: Response = await request.app.state.relay.forward(request)
+    return answer
+
+
+@router.delete("/v1/voices/{voice}", dependencies=[Depends(_voice_id)], response_model=ErasureAnswer, responses=PROBLEMS)
+async def erase(request: Request) -> Response:
+    """Erase a voice, with or without a consent that still holds. What stays is a tombstone that names nobody."""
     answer: Response = await request.app.state.relay.forward(request)
     return answer
 
