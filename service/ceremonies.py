@@ -130,9 +130,13 @@ class Desk:
         said = self._token("remove", ring=master.ring, version=master.version, user_pin=self._pins.user())
         return int(said["objects"])
 
+    def check(self, story: Transcript) -> None:
+        """Raise CeremonyMessageInvalid unless every message so far holds by this desk's roster."""
+        story.check(self._roster, verify_p256)
+
     def announce(self, story: Transcript) -> None:
         """Let this site's processes start with the master in their token, before it is there. Idempotent."""
-        story.check(self._roster, verify_p256)
+        self.check(story)
         if self._known(story.plan.master) is None:
             self._require_fresh(story)
             self._kept(story)

@@ -200,3 +200,10 @@ class NothingToInstall(ServiceError):
 
     code = "nothing_to_install"
     fix = "Make one at both sites first: glottis keys ceremony."
+
+
+class RequestUnreadable(ServiceError):
+    """This is no request for officers' approval."""
+
+    code = "approval_request_unreadable"
+    fix = "Export it again: glottis approvals export ID --out FILE, and carry the file unchanged."

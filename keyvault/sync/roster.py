@@ -44,7 +44,7 @@ class Roster(Statement):
         require(people == sorted(set(people)), "officers are sorted by name, each once")
         keys = [key for officer in self.officers for key in officer.keys] + [site.public_key for site in self.sites]
         require(len(keys) == len(set(keys)), "every key belongs to one person or one site")
-        require(not set(people) & {_machine(name) for name in self.names}, "no person is named like a site")
+        require(not set(people) & {machine(name) for name in self.names}, "no person is named like a site")
         least = 0 if self.development else 2
         require(least <= self.threshold <= len(people), f"the quorum is from {least} to the number of officers")
 
@@ -60,7 +60,7 @@ class Roster(Statement):
     @property
     def quorum(self) -> Quorum:
         """The officers; the sites' HSMs may file requests (a rotation by schedule) and never approve."""
-        machines = tuple(Officer(_machine(site.name), (site.public_key,)) for site in self.sites)
+        machines = tuple(Officer(machine(site.name), (site.public_key,)) for site in self.sites)
         return Quorum(self.officers, self.threshold, machines)
 
     def public_key(self, site: str) -> bytes:
@@ -75,5 +75,6 @@ class Roster(Statement):
         return tuple(name for name in self.names if name != site)
 
 
-def _machine(site: str) -> str:
+def machine(site: str) -> str:
+    """The name under which a site's HSM signs requests."""
     return f"site/{site}"

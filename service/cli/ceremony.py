@@ -101,14 +101,14 @@ def offer(desk: Desk, plan: Path, out: Path | None, reply: Path | None, yes: boo
     the maker has sent it, offer again; afterwards both sites `abandon` the version and begin a new one.
     """
     story = _read(plan)
-    _compare(story, yes=yes)
+    _compare(desk, story, yes=yes)
     desk.announce(story)
     with desk.offer(story) as offered:
         _tell(offered.message, out, as_json=as_json)
         wanted = reply or Path(_name(offered.message, Step.MASTER))
         click.echo(f"waiting for the maker's answer in {wanted} (Ctrl-C gives up)", err=True)
         answer = _awaited(wanted, offered)
-        _compare(answer, yes=yes)
+        _compare(desk, answer, yes=yes)
         received = offered.take(answer)
     _tell(received, None if out is None else out.with_name(f"{out.name}-receipt"), as_json=as_json)
 
@@ -119,7 +119,7 @@ def offer(desk: Desk, plan: Path, out: Path | None, reply: Path | None, yes: boo
 def send(desk: Desk, offered: Path, out: Path | None, yes: bool, as_json: bool) -> None:
     """Make the master in this site's token and wrap it for OFFER's one-time key, once. Give the file to the other officer."""
     story = _read(offered)
-    _compare(story, yes=yes)
+    _compare(desk, story, yes=yes)
     desk.announce(story)
     _tell(desk.send(story), out, as_json=as_json)
 
@@ -130,7 +130,7 @@ def send(desk: Desk, offered: Path, out: Path | None, yes: bool, as_json: bool) 
 def close(desk: Desk, receipt: Path, out: Path | None, yes: bool, as_json: bool) -> None:
     """Sign that both tokens hold the master. The file is the transcript: give it to the other officer, and to auditors."""
     story = _read(receipt)
-    _compare(story, yes=yes)
+    _compare(desk, story, yes=yes)
     _tell(desk.close(story), out, as_json=as_json)
 
 
@@ -249,8 +249,9 @@ def _agreed(settings: Settings, master: RingMaster) -> bool:
     return any(version["name"] == master.label and version["agreed"] for version in told["versions"])
 
 
-def _compare(story: Transcript, *, yes: bool) -> None:
-    """Show every message so far and have the officer compare the newest with the other console."""
+def _compare(desk: Desk, story: Transcript, *, yes: bool) -> None:
+    """Check every message so far, show them, and have the officer compare the newest with the other console."""
+    desk.check(story)
     for line in _lines(story):
         click.echo(line, err=True)
     if not yes:

@@ -17,12 +17,15 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "up": ("service.cli.up", "Start everything and keep it running; Ctrl-C stops it."),
     "doctor": ("service.cli.doctor", "Check every part and say how to mend what fails."),
     "clients": ("service.cli.clients", "Register, list, rotate and revoke clients."),
+    "keys": ("service.cli.keys", "Master keys: ceremony, rotation, re-wrap, states, destruction, schedules."),
     "voices": ("service.cli.voices", "List voices, erase them, give them new keys, certify an erasure."),
     "policy": ("service.cli.policy", "Check, test, explain and show the policies."),
     "headers": ("service.cli.headers", "Fetch a token for one request and print its headers, for curl."),
     "audit": ("service.cli.audit", "Check the audit log, and export it for auditors."),
     "site": ("service.cli.site", "See both sites, compare them, and repair or resume what is open between them."),
     "verify": ("service.cli.verify", "Check the two sites' history offline, with public keys alone."),
+    "approvals": ("service.cli.approvals", "See what needs officers' approval, and approve it with your own key."),
+    "officers": ("service.cli.officers", "Make an officer's key; see or change whom the roster names."),
     "demo": ("service.cli.demo", "Run the main job on real speech, with attacks that are refused."),
 }
 """Name, module (whose attribute of that name is the command), and what `--help` says. Loaded only when called."""
