@@ -39,6 +39,7 @@ class Kind(StrEnum):
     END = "sync.end"
     ADOPT_FOR_GOOD = "sync.adopt"
     ADOPT = ADOPT
+    BREAK_GLASS = "site.break-glass"
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,10 @@ MEANINGS: Mapping[Kind, Meaning] = {
         "Go on for good from a restored store whose newer history is lost.", "Never; it stays marked for ever."
     ),
     Kind.ADOPT: Meaning("Use a restored database beside this token, or a restored token beside this database.", "Never."),
+    Kind.BREAK_GLASS: Meaning(
+        "Let a site serve although it heard nothing of the other for too long, until this request expires.",
+        "At any time: cancel the request.",
+    ),
 }
 
 
@@ -188,6 +193,16 @@ def _adoption(kind: Kind, cluster: str, facts: dict[str, Any]) -> Explanation:
     return Explanation(kind, state.digest, signed, _claims(facts), tuple(record.name for record in state.ledger.records))
 
 
+def break_glass_subject(cluster: str, site: str) -> bytes:
+    """What officers approve so that `site` serves by an old word of the other; the operation's expiry ends it."""
+    return sha256(canonical(Kind.BREAK_GLASS.value, cluster, site)).digest()
+
+
+def _breaking_glass(kind: Kind, cluster: str, facts: dict[str, Any]) -> Explanation:
+    site = str(facts.pop("site"))
+    return Explanation(kind, break_glass_subject(cluster, site), (("site", site),), _claims(facts))
+
+
 def _roster_lines(new: Roster, old: Roster | None) -> list[tuple[str, str]]:
     """The new roster, and what it takes away from the one before or adds, where that is known."""
     lines = [
@@ -220,4 +235,5 @@ _EXPLAIN: Mapping[Kind, Callable[[Kind, str, dict[str, Any]], Explanation]] = {
     Kind.END: _transaction,
     Kind.ADOPT_FOR_GOOD: _transaction,
     Kind.ADOPT: _adoption,
+    Kind.BREAK_GLASS: _breaking_glass,
 }

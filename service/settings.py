@@ -107,10 +107,16 @@ class Settings:
     """The port at which an embedded site b serves too; 0 leaves serving to site a."""
     peer_age_hours: int = 72
     """A site that heard nothing of the other for so long serves no more, unless officers break the glass."""
+    destroy_delay_hours: int = 168
+    """How long a master's destruction, once approved, must wait at least: time to find out that it was a mistake."""
+    vault_openings: int = 400_000
+    """After how many keys opened a vault worker is replaced: SoftHSM leaks about 250 bytes with each, 100 MB by then."""
     worker: str = "0"
     """Set by the supervisor: which of its kind this process is."""
     listen_fd: int | None = None
     """Set by the supervisor: the listening socket this process inherits."""
+    supervisor_fd: int | None = None
+    """Set by the supervisor: the pipe on which a worker says that it serves, or that it should be replaced."""
     peer_fd: int | None = None
     """Set by the supervisor: the socket at which the other site's calls arrive."""
 
@@ -146,7 +152,8 @@ class Settings:
         inner: dict[str, object] = {"state_dir": self.state_dir / "site-b", "site": "b", "peer": "external"}
         inner |= {"serves": self.peer_port != 0, "port": self.peer_port or self.port, "vault_workers": 1, "peer_port": 0}
         own = {"site_port": 0, "peer_url": None, "public_base_url": f"https://localhost:{self.peer_port or self.port}"}
-        shared = {name: getattr(self, name) for name in ("bind", "territory", "log_level", "pkcs11_module", "peer_age_hours")}
+        shared = {name: getattr(self, name) for name in ("bind", "territory", "log_level", "pkcs11_module")}
+        shared |= {name: getattr(self, name) for name in ("peer_age_hours", "destroy_delay_hours")}
         return replace(Settings(**inner | own | shared), **changes)  # type: ignore[arg-type]
 
     @property
@@ -285,6 +292,7 @@ def _check(settings: Settings) -> None:
             "GLOTTIS_TERRITORY must be two capital letters (ISO 3166)": re.fullmatch("[A-Z]{2}", settings.territory) is not None,
             "GLOTTIS_PORT must be between 1 and 65535": 1 <= settings.port <= 65535,
             "GLOTTIS_VAULT_WORKERS must be between 1 and 64": 1 <= settings.vault_workers <= 64,
+            "GLOTTIS_VAULT_OPENINGS must be at least 1": settings.vault_openings >= 1,
             "GLOTTIS_EDGE_WORKERS must be between 1 and 64": 1 <= settings.edge_workers <= 64,
             f"GLOTTIS_LOG_LEVEL must be one of {', '.join(LOG_LEVELS)}": settings.log_level in LOG_LEVELS,
             "GLOTTIS_SITE must be a or b": settings.site in ("a", "b"),
@@ -296,6 +304,7 @@ def _check(settings: Settings) -> None:
             "GLOTTIS_PEER_URL must be https://host:port and nothing more": settings.peer_url is None
             or _is_origin(settings.peer_url),
             "GLOTTIS_PEER_AGE_HOURS must be at least 1": settings.peer_age_hours >= 1,
+            "GLOTTIS_DESTROY_DELAY_HOURS must not be negative": settings.destroy_delay_hours >= 0,
             "GLOTTIS_PUBLIC_BASE_URL must be https://host[:port] and nothing more": _is_origin(settings.public_base_url),
             "GLOTTIS_DATABASE_URL must not hold a password: put the whole URL into GLOTTIS_DATABASE_URL_FILE": urlsplit(
                 settings.database_url or ""

@@ -133,6 +133,19 @@ def repair(names: tuple[str, ...], dry_run: bool, yes: bool, as_json: bool) -> N
     _say(done, [f"repaired at epoch {done['epoch']}"], as_json=as_json)
 
 
+@site.command("break-glass")
+@click.option("--hours", type=click.FloatRange(min=0.1, max=168), default=8.0, show_default=True, help="For how long.")
+@click.option("--reason", required=True, help="Why, in a sentence: it stands in the request.")
+@_json
+def break_glass(hours: float, reason: str, as_json: bool) -> None:
+    """Ask officers to let this site serve although the other was not heard for longer than GLOTTIS_PEER_AGE_HOURS.
+
+    It holds as soon as enough officers approved (`glottis approvals`), and ends with the request's time.
+    """
+    found = ask(Settings.load(os.environ), "break_glass", hours=hours, reason=reason)
+    _say(found, [f"request {found['request'][:16]} is filed; if approved it holds until {found['ends_at']}"], as_json=as_json)
+
+
 @site.command()
 def introduce() -> None:
     """Print what this site tells the first one to be let in: public facts and two certificate requests, as JSON.

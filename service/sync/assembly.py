@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from keyvault.database import Database
-from keyvault.hsm import KeyName, SiteHsm
-from keyvault.inbox import Inbox, InboxParts
+from keyvault.hsm import SiteHsm
+from keyvault.inbox import Inbox
 from keyvault.records import RecordMac
 from keyvault.sync.batches import Batches
 from keyvault.sync.coordinator import Coordinator
@@ -18,11 +18,10 @@ from keyvault.sync.durable import SiteParts
 from keyvault.sync.errors import SiteUnfounded
 from keyvault.sync.node import SiteNode
 from keyvault.sync.peer import RemotePeer
-from keyvault.sync.roster import machine
-from keyvault.sync.signatures import verify_p256
 from policies.audit.details import Details
 from policies.audit.store import AuditStore
 from policies.store import PolicyStore
+from service.approving import ApprovalCommands, site_inbox
 from service.key_events import KeyEventRecorder
 from service.keys import DrivenMasters, KeyCommands, KeyParts
 from service.masters import connect, serving_token
@@ -63,6 +62,10 @@ class SiteService:
         )
         return KeyCommands(parts)
 
+    def approvals(self) -> ApprovalCommands:
+        """The commands on officers' requests."""
+        return ApprovalCommands(self.inbox, self.node, self.coordinator, self.driving)
+
     @property
     def peer_certificate_name(self) -> str:
         """The one name whose certificate this site answers; empty where there is no other site."""
@@ -93,18 +96,7 @@ def _service(settings: Settings, parts: SiteParts, hsm: SiteHsm) -> SiteService:
         node = SiteNode.found(parts, read_roster(settings.roster_file))
     peer = _peer(settings, node)
     batches = Batches(node, peer, VoiceRows(PolicyStore(RecordMac(hsm)), Details(hsm)))
-    inbox = Inbox(
-        InboxParts(
-            database=parts.database,
-            recorder=parts.recorder,
-            roster=lambda: node.ledger.roster,
-            requester=machine(settings.site),
-            sign=lambda data: hsm.sign(KeyName.SITE_IDENTITY, data),
-            verify=verify_p256,
-            clock=_now,
-        )
-    )
-    return SiteService(settings, parts.database, hsm, node, peer, Coordinator(node, peer, _now), batches, inbox)
+    return SiteService(settings, parts.database, hsm, node, peer, Coordinator(node, peer, _now), batches, site_inbox(node))
 
 
 def _peer(settings: Settings, node: SiteNode) -> RemotePeer | None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from keyvault.approval_kinds import Kind, break_glass_subject
 from keyvault.approvals import Approval, Operation
 from keyvault.errors import KeyVaultError
 from keyvault.hsm import KeyName, RingMaster
@@ -37,7 +39,8 @@ class Commands:
         """Every command by its name."""
         drive = (self.exchange, self.resume, self.repair, self.install, self.change_states, self.transact, self.act)
         read = (self.status, self.verify, self.propose_roster, self.propose_act, self.expect)
-        return {call.__name__: call for call in (*drive, *read)}
+        own: dict[str, Call] = {call.__name__: call for call in (*drive, *read, self.break_glass)}
+        return {**own, **self.site.keys().calls(), **self.site.approvals().calls()}
 
     def ready(self) -> bool:
         """Whether this site's token and state answer."""
@@ -136,6 +139,14 @@ class Commands:
         """Carry out an approved act of officers here."""
         with self.site.driving:
             return _closed(self.site.coordinator.act(Proposal.decode(_bytes(proposal))))
+
+    def break_glass(self, hours: float, reason: str) -> Facts:
+        """File the request that lets this site serve by an old word of the other; it holds once officers approved it."""
+        cluster, name = self.site.node.ledger.roster.cluster, self.site.node.name
+        ends = datetime.now(UTC) + timedelta(hours=hours)
+        subject = break_glass_subject(cluster, name)
+        request = self.site.inbox.request(Kind.BREAK_GLASS, subject, {"site": name, "reason": reason}, ends)
+        return {"request": request, "ends_at": ends.isoformat(timespec="seconds")}
 
 
 def _approved(operation: str | None, approvals: Sequence[str]) -> tuple[Operation | None, tuple[Approval, ...]]:

@@ -14,13 +14,22 @@ from service.sync.work import COMPARE_S, PUMP_S, Task
 REFUSED_S = 5.0
 """How long rows that were refused wait before they are offered again: somebody has to mend them first."""
 
+DUE_S = 15.0
+"""How often destructions and schedules are looked at."""
+
 _log = structlog.get_logger()
 
 
 def tasks(site: SiteService) -> list[Task]:
     """The tasks of this site. With one site nothing is sent; what a crash left open is finished all the same."""
-    compare = Task("compare", _Comparing(site).turn)
-    return [compare, Task("send", _Sending(site).turn)] if site.peer else [compare]
+    keys = site.keys()
+
+    def due() -> float:
+        keys.turn()
+        return DUE_S
+
+    always = [Task("compare", _Comparing(site).turn), Task("due", due)]
+    return [*always, Task("send", _Sending(site).turn)] if site.peer else always
 
 
 class _Sending:
