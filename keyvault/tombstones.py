@@ -132,10 +132,14 @@ class Tombstones:
         then.
         """
         shredded, tampered = [], []
+        rings: dict[str, list[RingVersion]] = {}
         for found in self._store.unshredded(transaction):
             if not self._holds(found):
                 tampered.append(found.voice)
-            elif not self.outlook(transaction, found).left:
+                continue
+            if found.ring not in rings:
+                rings[found.ring] = self._versions(transaction, found.ring)
+            if not _outlook(found, rings[found.ring]).left:
                 done = self._written(transaction, found, replace(found, shredded_at=now))
                 self._recorder.record(transaction, KeyEvent(SHREDDED, facts(done)))
                 shredded.append(found.voice)
@@ -143,15 +147,7 @@ class Tombstones:
 
     def outlook(self, transaction: Transaction, stone: Tombstone) -> Outlook:
         """What keeps this voice from being shredded. Raises RecordTampered for a ring version's row."""
-        versions = {version.version: version for version in self._versions(transaction, stone.ring)}
-        left, times = [], []
-        for number in range(stone.first_ring_version, stone.last_ring_version + 1):
-            version = versions.get(number)
-            if version is None or version.state is not KeyState.DESTROYED:
-                left.append(f"{stone.ring}/{number}")
-                times.append(version.destroy_at if version else None)
-        due = [at for at in times if at is not None]
-        return Outlook(tuple(left), max(due) if due and len(due) == len(times) else None)
+        return _outlook(stone, self._versions(transaction, stone.ring))
 
     def retire_older(self, transaction: Transaction, voice: UUID, version: int) -> tuple[WrappedKey, ...]:
         """Destroy every key version below `version`: the blob goes, the row stays, for its number is never used again.
@@ -207,6 +203,18 @@ def facts(stone: Tombstone) -> dict[str, str | int]:
         "last_ring_version": stone.last_ring_version,
     }
     return {"voice": str(stone.voice), "tenant": stone.tenant, "keys": len(stone.dek_ids), **ring}
+
+
+def _outlook(stone: Tombstone, ring: Sequence[RingVersion]) -> Outlook:
+    versions = {version.version: version for version in ring}
+    left, times = [], []
+    for number in range(stone.first_ring_version, stone.last_ring_version + 1):
+        version = versions.get(number)
+        if version is None or version.state is not KeyState.DESTROYED:
+            left.append(f"{stone.ring}/{number}")
+            times.append(version.destroy_at if version else None)
+    due = [at for at in times if at is not None]
+    return Outlook(tuple(left), max(due) if due and len(due) == len(times) else None)
 
 
 def _covered(keys: Sequence[WrappedKey]) -> tuple[int, int]:
