@@ -6,7 +6,7 @@ Moving keys is left to `service.rewrapping`, but for what a schedule moves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -47,10 +47,11 @@ class KeyParts:
 
 @dataclass(frozen=True)
 class DrivenMasters:
-    """The coordinator, taken by one command at a time."""
+    """The coordinator, taken by one command at a time. `done` hears of every approved operation that was carried out."""
 
     coordinator: Masters
     driving: AbstractContextManager[object]
+    done: Callable[[Operation], None]
 
     def change_states(
         self,
@@ -60,7 +61,10 @@ class DrivenMasters:
         approvals: Sequence[Approval] = (),
     ) -> object:
         with self.driving:
-            return self.coordinator.change_states(states, reason, operation, approvals)
+            closed = self.coordinator.change_states(states, reason, operation, approvals)
+        if operation is not None:
+            self.done(operation)
+        return closed
 
 
 class KeyCommands:

@@ -50,7 +50,7 @@ class SiteService:
 
     def keys(self) -> KeyCommands:
         """The commands on master versions, and what falls due for them."""
-        masters = DrivenMasters(self.coordinator, self.driving)
+        masters = DrivenMasters(self.coordinator, self.driving, self.inbox.done)
         parts = KeyParts(
             database=self.database,
             hsm=self.hsm,
