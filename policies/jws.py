@@ -9,12 +9,16 @@ from __future__ import annotations
 import base64
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 Members = dict[str, Any]
 
 MAX_DEPTH = 5
+_HEADERS = 1024
 P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 _BASE64URL = re.compile(r"[A-Za-z0-9_-]*")
 JTI = re.compile(r"[A-Za-z0-9._~+/=-]{22,128}")
@@ -25,7 +29,7 @@ JTI = re.compile(r"[A-Za-z0-9._~+/=-]{22,128}")
 class Jws:
     """The three parts of a message whose signature has not been checked yet."""
 
-    header: Members
+    header: Mapping[str, Any]
     payload: bytes
     signed: bytes
     signature: bytes
@@ -38,11 +42,17 @@ def split(compact: str, *, limit: int) -> Jws:
     segments = compact.split(".")
     if len(segments) != 3:
         raise ValueError("not three segments")
-    header, payload, signature = (decode(segment) for segment in segments)
-    return Jws(strict_object(header), payload, f"{segments[0]}.{segments[1]}".encode(), signature)
+    header, payload, signature = segments
+    return Jws(_header(header), decode(payload), f"{header}.{payload}".encode(), decode(signature))
 
 
-def check_header(header: Members, *, typ: str, alg: str, members: frozenset[str]) -> None:
+@lru_cache(_HEADERS)
+def _header(segment: str) -> Mapping[str, Any]:
+    """A header, which one sender spells the same each time: those in use are kept. Raises ValueError, each time anew."""
+    return MappingProxyType(strict_object(decode(segment)))
+
+
+def check_header(header: Mapping[str, Any], *, typ: str, alg: str, members: frozenset[str]) -> None:
     """Raise unless the header has exactly `members` and names this type and algorithm."""
     if header.keys() != members:
         raise ValueError("header members other than the expected ones")
