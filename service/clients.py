@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -24,7 +25,7 @@ from policies.proofs import certificate_thumbprint, public_jwk
 from policies.tokens import jwk_thumbprint
 from service import certificates, steps
 from service.bringup import require_running
-from service.errors import ClientExists, ClientMissing, ClientNameRefused, StepFailed, TenantRefused
+from service.errors import ClientExists, ClientMissing, ClientNameRefused, RequestRefused, StepFailed, TenantRefused
 from service.isolation import Account, establish
 from service.settings import Settings
 from service.shapes import tenant_of
@@ -92,6 +93,24 @@ def renew(settings: Settings, request: bytes, name: str, *, jkt: str) -> Issued:
     """The same for a client that is registered: its old certificate and DPoP key end. Raises ClientMissing, StepFailed."""
     pem, thumbprint = _certificate(settings, request, name)
     return Issued(pem, _registered(settings, "rotate_client", client=name, cert_sha256=thumbprint, jkt=jkt))
+
+
+def accept(settings: Settings, name: str, certificate: bytes, *, tenant: str, roles: Sequence[Role], jkt: str) -> Mapping[str, Any]:
+    """Register a client whose certificate (PEM) another site of this cluster issued; returns its row.
+
+    Clients' rows do not travel between the sites: who may call is said at each site, and revoked at each. Raises
+    RequestRefused for a certificate of another authority, ClientNameRefused, TenantRefused, StepFailed.
+    """
+    _check(name)
+    _check_tenant(tenant)
+    try:
+        given = x509.load_pem_x509_certificate(certificate)
+        given.verify_directly_issued_by(x509.load_pem_x509_certificate((settings.tls_dir / "ca.pem").read_bytes()))
+    except (ValueError, TypeError, InvalidSignature):
+        raise RequestRefused("this is no certificate of this cluster's authority") from None
+    named, der = [role.value for role in roles], given.public_bytes(serialization.Encoding.DER)
+    facts = {"client": name, "tenant": tenant, "roles": named, "cert_sha256": certificate_thumbprint(der), "jkt": jkt}
+    return _registered(settings, "register_client", **facts)
 
 
 def thumbprint(key: ec.EllipticCurvePrivateKey) -> str:

@@ -190,7 +190,7 @@ def unix_serves(path: Path) -> bool:
 
 def edge_serves(settings: Settings) -> bool:
     """Whether the edge answers over TLS with this installation's certificate."""
-    context = ssl.create_default_context(cafile=str(settings.officer_dir / "ca.pem"))
+    context = ssl.create_default_context(cafile=str(settings.tls_dir / "ca.pem"))
     address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.bind, settings.bind)  # noqa: S104 — compared, not bound
     try:
         with (
@@ -225,7 +225,7 @@ def _worker(
     name, descriptor = f"{part}-{number}", listening.fileno()
     environ = _ENVIRON | settings.environ(worker=number, listen_fd=descriptor)
     argv = [sys.executable, "-P", "-m", f"service.{part}"]
-    return Program(name, argv, account, environ, ready, groups, (descriptor,))
+    return Program(name, argv, account, environ, ready, groups, (descriptor,), replaceable=part == "vault")
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 import click
 
@@ -45,6 +45,22 @@ def add(name: str, tenant: str | None, roles: tuple[str, ...], replace: bool, as
         say_json({"client": name, "tenant": known["tenant"], "roles": known["roles"], "folder": str(folder)})
     else:
         click.echo(f"{name} is registered; its keys are in {folder}")
+
+
+@clients.command()
+@click.argument("name")
+@click.option("--certificate", type=click.File("rb"), required=True, help="The client's certificate (PEM).")
+@click.option("--jkt", required=True, help="RFC 7638 thumbprint of its DPoP key.")
+@click.option("--tenant", default=DEFAULT_TENANT, show_default=True, help="Whose voices the client works with.")
+@click.option(
+    "--role", "roles", type=click.Choice([role.value for role in Role]), multiple=True, required=True, help="May be repeated."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
+def accept(name: str, certificate: BinaryIO, jkt: str, tenant: str, roles: tuple[str, ...], as_json: bool) -> None:
+    """Register NAME here too, by the certificate that the cluster's other site issued. Each site has its own list."""
+    named = [Role(role) for role in roles]
+    row = registered.accept(Settings.load(os.environ), name, certificate.read(), tenant=tenant, roles=named, jkt=jkt)
+    _say(row, f"{name} is registered at this site", as_json=as_json)
 
 
 @clients.command()
