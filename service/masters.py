@@ -10,6 +10,7 @@ from sqlalchemy import create_engine
 from keyvault.database import Database
 from keyvault.errors import MasterMissing
 from keyvault.hsm import RingMaster
+from keyvault.hsm_listeners import UNHEARD, Listeners
 from keyvault.pkcs11_hsm import Pkcs11Hsm
 from keyvault.store import KeyStore
 from keyvault.sync.store import lasting
@@ -25,7 +26,7 @@ def connect(url: str) -> Database:
 
 
 @contextmanager
-def serving_token(settings: Settings, database: Database) -> Iterator[Pkcs11Hsm]:
+def serving_token(settings: Settings, database: Database, listeners: Listeners = UNHEARD) -> Iterator[Pkcs11Hsm]:
     """The serving token, audited and probed: it may hold the masters that a ceremony announced here or that the sites know.
 
     One master that is gone is for the sites to notice and to repair. A token that holds none of those that stored keys need
@@ -43,7 +44,7 @@ def serving_token(settings: Settings, database: Database) -> Iterator[Pkcs11Hsm]
         }
     allowed = sorted({*known, *site.masters})
     config = token_config(settings, "serving", site.tokens["serving"])
-    hsm = Pkcs11Hsm.open(config, settings.serving_pin.read(), expected_masters=allowed, required_masters=())
+    hsm = Pkcs11Hsm.open(config, settings.serving_pin.read(), expected_masters=allowed, required_masters=(), listeners=listeners)
     try:
         _require_one(needed, hsm.masters())
         yield hsm

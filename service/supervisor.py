@@ -25,6 +25,7 @@ STEADY_SECONDS = 20.0
 NEVER_AGAIN = frozenset(
     {
         "pin_rejected",
+        "pin_throttled",
         "pkcs11_module_refused",
         "audit_diverged",
         "audit_signing_failed",
@@ -39,6 +40,8 @@ NEVER_AGAIN = frozenset(
 """Codes of last words after which another try could only do harm: a PIN is tried once a start."""
 LARGEST_LOG = 16 * 2**20
 """Bytes at which a log is emptied into `NAME.log.1`, also while its program runs."""
+LEAVING_SECONDS = 90.0
+"""How long a replaced program may finish what it has."""
 _SELDOM_SECONDS = 30.0
 _LAST_BYTES = 16384
 _POLL_SECONDS = 0.05
@@ -64,6 +67,8 @@ class Program:
     death_signal: int = signal.SIGKILL
     stop_signals: Sequence[tuple[int, float]] = ((signal.SIGTERM, 2.5),)
     """Signals to stop it with, and how long each is given; SIGKILL follows."""
+    replaceable: bool = False
+    """Whether it may ask for a successor, on a pipe that `GLOTTIS_SUPERVISOR_FD` names (`service/vault/leaving.py`)."""
     vital: bool = True
     """Whether everything ends when this program will not stay up; else it is tried again for ever, ever more rarely."""
 
@@ -78,6 +83,8 @@ class _Child:
     ready: bool = False
     log_start: int = field(default=0, repr=False)
     rolled: bool = False
+    words: int | None = None
+    heir: _Child | None = None
 
 
 class Supervisor:
@@ -87,6 +94,7 @@ class Supervisor:
         self._log_dir = log_dir
         self._say = say
         self._stages: list[list[_Child]] = []
+        self._leaving: list[tuple[subprocess.Popen[bytes], float]] = []
 
     def start(self, programs: Sequence[Program]) -> None:
         """Start one more stage and return when every program in it serves. Raises ProcessFailed; Stopped when asked to stop."""
@@ -123,8 +131,16 @@ class Supervisor:
     def stop(self) -> None:
         """Stop every program, last stage first. No process is left when it returns, within ten seconds."""
         for stage in reversed(self._stages):
-            _stop_together([child for child in stage if child.process is not None])
+            both = [*stage, *(child.heir for child in stage if child.heir is not None)]
+            _stop_together([child for child in both if child.process is not None])
+            for child in both:
+                _close_words(child)
+        for process, _ in self._leaving:
+            process.kill()
+            process.wait()
+            _kill_group(process.pid)
         self._stages.clear()
+        self._leaving.clear()
 
     def pids(self) -> dict[str, int]:
         """Running programs and their process numbers."""
@@ -138,13 +154,39 @@ class Supervisor:
 
     def _tend(self) -> None:
         """Notice the dead, and start whatever is due."""
+        self._leaving = [(process, deadline) for process, deadline in self._leaving if not _left(process, deadline)]
         for child in [child for stage in self._stages for child in stage]:
+            self._hear(child)
             if child.process is not None and child.process.poll() is not None:
                 self._bury(child, child.process)
             if child.process is None and time.monotonic() >= child.next_start:
                 self._begin(child)
             if child.process is not None and roll(self._log(child), LARGEST_LOG):
                 child.log_start, child.rolled = 0, True
+
+    def _hear(self, child: _Child) -> None:
+        """A child asks for its successor; a successor that serves takes its place, and the child leaves in peace."""
+        if b"replace" in _said(child) and child.heir is None:
+            self._say(f"{child.program.name} has done its share; its successor starts")
+            child.heir = _Child(child.program)
+            self._begin(child.heir)
+        heir = child.heir
+        if heir is None:
+            return
+        if heir.process is None or heir.process.poll() is not None:
+            _close_words(heir)
+            child.heir = None  # it did not come up; the child goes on, and asks again
+            self._say(f"the successor of {child.program.name} ended; {child.program.name} goes on")
+        elif b"serving" in _said(heir) and child.process is not None:
+            child.process.send_signal(signal.SIGUSR1)
+            self._leaving.append((child.process, time.monotonic() + LEAVING_SECONDS))
+            self._succeed(child, heir)
+            child.ready = True
+
+    def _succeed(self, child: _Child, heir: _Child) -> None:
+        _close_words(child)
+        child.process, child.since, child.words = heir.process, heir.since, heir.words
+        child.log_start, child.rolled, child.ready, child.heir = heir.log_start, heir.rolled, False, None
 
     def _log(self, child: _Child) -> Path:
         return self._log_dir / f"{child.program.name}.log"
@@ -158,23 +200,34 @@ class Supervisor:
             self._retry(child, str(error), {"fix": error.mend, "code": error.code})
             return
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        environ, pass_fds = dict(program.environ), list(program.pass_fds)
+        if program.replaceable:
+            child.words, telling = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            environ["GLOTTIS_SUPERVISOR_FD"] = str(telling)
+            pass_fds.append(telling)
         with os.fdopen(os.open(path, flags, 0o600), "ab") as log:
             roll(path, LARGEST_LOG)
             child.log_start, child.rolled = log.seek(0, os.SEEK_END), False
             child.process = start(
                 program.argv,
                 program.account,
-                environ=program.environ,
+                environ=environ,
                 groups=program.groups,
-                pass_fds=program.pass_fds,
+                pass_fds=pass_fds,
                 output=log,
                 death_signal=program.death_signal,
             )
+        if program.replaceable:
+            os.close(telling)
         child.since, child.ready = time.monotonic(), False
 
     def _bury(self, child: _Child, process: subprocess.Popen[bytes]) -> None:
         _kill_group(process.pid)
         child.process = None
+        _close_words(child)
+        if child.heir is not None and child.heir.process is not None:  # it was to be replaced anyway
+            self._succeed(child, child.heir)
+            return
         if time.monotonic() - child.since > STEADY_SECONDS:
             child.tries = 0
         last = self._last_words(child)
@@ -205,6 +258,29 @@ class Supervisor:
             said = _tail(path.with_suffix(".log.1"), 0) + said
         last = last_words(said)
         return last if "code" in last else {}
+
+
+def _said(child: _Child) -> bytes:
+    """What a child has said on its pipe since one looked last."""
+    with contextlib.suppress(BlockingIOError):
+        return os.read(child.words, 4096) if child.words is not None else b""
+    return b""
+
+
+def _close_words(child: _Child) -> None:
+    if child.words is not None:
+        os.close(child.words)
+        child.words = None
+
+
+def _left(process: subprocess.Popen[bytes], deadline: float) -> bool:
+    """Whether a replaced process is gone; after its time it is ended."""
+    if process.poll() is None and time.monotonic() < deadline:
+        return False
+    process.kill()
+    process.wait()
+    _kill_group(process.pid)
+    return True
 
 
 def _tail(path: Path, start: int) -> bytes:

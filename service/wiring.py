@@ -10,6 +10,7 @@ from uuid import uuid4
 from keyvault.database import Database, Transaction
 from keyvault.errors import KeyNotFound
 from keyvault.hsm import Hsm, KeyName, RingMaster, SiteHsm
+from keyvault.hsm_listeners import UNHEARD, Listeners
 from keyvault.keys import DEFAULT_RING, VoiceKeys
 from keyvault.locked import LockedBuffer
 from keyvault.records import KeyRef, RecordMac, canonical
@@ -29,6 +30,7 @@ from service.masters import connect, serving_token
 from service.officers import read_roster
 from service.refusal_counts import RefusalCounts
 from service.settings import Settings
+from service.vault.hsm_events import HsmEvents
 from service.vault.readiness import Readiness
 from service.vault.vault import Vault
 from service.voices import erasure_of
@@ -50,12 +52,14 @@ IN_LINE = 64
 
 
 @contextmanager
-def vault(settings: Settings) -> Iterator[Vault]:
-    """One vault worker's use cases, and the readiness that was seen to hold."""
+def vault(settings: Settings, listeners: Listeners = UNHEARD, events: HsmEvents | None = None) -> Iterator[Vault]:
+    """One vault worker's use cases, and the readiness that was seen to hold. `events` are written into its audit log."""
     database = connect(settings.role_url("vault"))
     try:
-        with serving_token(settings, database) as hsm:
-            yield _vault(settings, database, hsm)
+        with serving_token(settings, database, listeners) as hsm:
+            uses = _vault(settings, database, hsm)
+            with (events or HsmEvents()).writing(database, KeyEventRecorder(uses.intents)):
+                yield uses
     finally:
         database.dispose()
 

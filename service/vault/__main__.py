@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import time
 
-from uvicorn import Config, Server
-
+from keyvault.hsm_listeners import Listeners
 from service.isolation import harden_process
 from service.logs import configure_logging
 from service.settings import Settings
-from service.vault.http import create_app
+from service.vault.hsm_events import HsmEvents
+from service.vault.http import THREADS, create_app
+from service.vault.leaving import Leaving, serve
 from service.vault.sweep import sweeping
+from service.vault.threads import Threads
 from service.wiring import vault
 
 
@@ -21,10 +22,10 @@ def main() -> None:
     settings = Settings.load(os.environ)
     configure_logging(f"vault-{settings.worker}", settings.log_level)
     harden_process()
-    with vault(settings) as uses, sweeping(uses.database, uses.store, time.time):
-        listener = socket.socket(fileno=settings.listen_fd)
-        config = Config(create_app(uses), log_config=None, access_log=False, ws="none", server_header=False, lifespan="off")
-        asyncio.run(Server(config).serve(sockets=[listener]))
+    threads, leaving, events = Threads(THREADS), Leaving(settings.supervisor_fd), HsmEvents()
+    listeners = Listeners(events.hear, threads.abandon, leaving.ask, settings.vault_openings)
+    with vault(settings, listeners, events) as uses, sweeping(uses.database, uses.store, time.time):
+        serve(create_app(uses, threads), socket.socket(fileno=settings.listen_fd), leaving)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import parse_qsl
 from uuid import UUID
 
-import anyio.to_thread
 import structlog
 from pydantic import ValidationError
 from starlette.applications import Starlette
@@ -28,6 +26,7 @@ from service import frames
 from service.problems import problem, unexpected
 from service.refusals import Refusal, refusal_of
 from service.shapes import MAX_FORM_BYTES, MAX_JSON_BYTES, ConsentRequest, Shape, SpeechRequest
+from service.vault.threads import Threads
 from service.vault.vault import Credentials, Listener, Vault
 from synth.errors import SynthError
 from voiceprints.errors import VoiceprintError
@@ -41,14 +40,13 @@ THREADS = 96
 _LOOK_S = 0.25
 
 S = TypeVar("S", bound=Shape)
-T = TypeVar("T")
 
 _log = structlog.get_logger()
 
 
-def create_app(vault: Vault) -> Starlette:
-    """The application of one vault worker."""
-    calls = _Calls(vault)
+def create_app(vault: Vault, threads: Threads) -> Starlette:
+    """The application of one vault worker, whose work is done in `threads`."""
+    calls = _Calls(vault, threads)
     app = Starlette(
         routes=[
             Route("/readyz", calls.readyz),
@@ -72,9 +70,9 @@ def create_app(vault: Vault) -> Starlette:
 
 
 class _Calls:
-    def __init__(self, vault: Vault) -> None:
+    def __init__(self, vault: Vault, threads: Threads) -> None:
         self._vault = vault
-        self._threads = anyio.CapacityLimiter(THREADS)
+        self._run = threads.run
 
     async def readyz(self, _: Request) -> Response:
         broken = await self._run(self._vault.readiness)
@@ -134,9 +132,6 @@ class _Calls:
         if spoken.skipped:
             headers[SKIPPED_HEADER] = str(spoken.skipped)
         return Response(spoken.audio, headers=headers)
-
-    async def _run(self, function: Callable[..., T], *arguments: Any) -> T:
-        return await anyio.to_thread.run_sync(function, *arguments, limiter=self._threads)
 
 
 def _credentials(request: Request) -> Credentials:

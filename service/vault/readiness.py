@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 import structlog
 
 CACHE_S = 5.0
+PROBE_S = 2.0
+"""How long one waits for a probe that another call runs."""
 
 Probe = Callable[[], None]
 
@@ -26,16 +28,22 @@ class Readiness:
         self._clock = clock
         self._lock = threading.Lock()
         self._found: tuple[float, list[str]] | None = None
+        self._probing = ""
 
     def broken(self) -> list[str]:
         """The names of the broken parts; looked at anew when the last look is older than CACHE_S."""
-        with self._lock:
+        if not self._lock.acquire(timeout=PROBE_S):
+            return [self._probing]  # it hangs: nobody else needs to wait for it
+        try:
             now = self._clock()
             if self._found is None or now - self._found[0] >= CACHE_S:
                 self._found = (now, [name for name, probe in self._probes.items() if not self._works(name, probe)])
             return list(self._found[1])
+        finally:
+            self._lock.release()
 
     def _works(self, name: str, probe: Probe) -> bool:
+        self._probing = name
         try:
             probe()
         except Exception as error:  # noqa: BLE001 — whatever a part raises, it is not ready; the log says why

@@ -188,3 +188,38 @@ def test_last_words_said_just_before_a_log_was_rolled_still_count(supervisor, tm
         watch_for(supervisor, 5)
     assert (tmp_path / "vault-0.log").read_text() == ""
     assert (tmp_path / "tries").read_text() == "x\n"
+
+
+def replaceable(tmp_path: Path, asks: str, heirs: str = "echo serving > /proc/self/fd/$GLOTTIS_SUPERVISOR_FD") -> Program:
+    """The first process asks once; later ones are heirs."""
+    wait = "trap 'echo left; exit 0' USR1; while :; do sleep 0.05; done"
+    script = f"if mkdir {tmp_path}/first 2>/dev/null; then {asks}; else {heirs}; fi; {wait}"
+    return program("vault-0", script, replaceable=True)
+
+
+def test_a_program_that_asks_is_replaced_once_its_successor_serves(supervisor, tmp_path, said):
+    supervisor.start([replaceable(tmp_path, "echo replace > /proc/self/fd/$GLOTTIS_SUPERVISOR_FD")])
+    first = supervisor.pids()["vault-0"]
+    watch_for(supervisor, 2)
+    assert supervisor.pids()["vault-0"] != first
+    assert gone(first)
+    assert "left" in (tmp_path / "vault-0.log").read_text()
+    assert said == ["vault-0 has done its share; its successor starts"]
+
+
+def test_a_successor_that_dies_costs_nothing(supervisor, tmp_path, said):
+    supervisor.start([replaceable(tmp_path, "echo replace > /proc/self/fd/$GLOTTIS_SUPERVISOR_FD", heirs="exit 1")])
+    first = supervisor.pids()["vault-0"]
+    watch_for(supervisor, 2)
+    assert supervisor.pids()["vault-0"] == first
+    assert "vault-0 goes on" in said[-1]
+
+
+def test_a_program_that_dies_while_its_successor_starts_leaves_its_place_to_it(supervisor, tmp_path):
+    asks = "echo replace > /proc/self/fd/$GLOTTIS_SUPERVISOR_FD; sleep 0.5; exit 3"
+    supervisor.start([replaceable(tmp_path, asks, heirs=":")])
+    first = supervisor.pids()["vault-0"]
+    watch_for(supervisor, 2)
+    assert supervisor.pids()["vault-0"] != first
+    supervisor.stop()
+    assert gone(first)
