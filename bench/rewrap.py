@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pkcs11
 import psycopg
@@ -79,7 +79,7 @@ class TimedHsm:
 
     def __init__(self, hsm: Pkcs11Hsm, spent: Spent) -> None:
         self._hsm, self._spent = hsm, spent
-        self.masters, self.random, self.seal = hsm.masters, hsm.random, hsm.seal
+        self.masters, self.mac = hsm.masters, hsm.mac
 
     def rewrap_many(self, *arguments: Any) -> Any:
         started = time.perf_counter()
@@ -88,10 +88,10 @@ class TimedHsm:
         finally:
             self._spent.token_s += time.perf_counter() - started
 
-    def mac(self, *arguments: Any) -> bytes:
+    def mac_many(self, *arguments: Any) -> list[bytes]:
         started = time.perf_counter()
         try:
-            return self._hsm.mac(*arguments)
+            return self._hsm.mac_many(*arguments)
         finally:
             self._spent.macs_s += time.perf_counter() - started
 
@@ -102,7 +102,7 @@ class TimedStore(KeyStore):
     def __init__(self, spent: Spent) -> None:
         self._spent = spent
 
-    def move_keys(self, *arguments: Any) -> set[UUID]:
+    def move_keys(self, *arguments: Any) -> int:
         started = time.perf_counter()
         try:
             return super().move_keys(*arguments)

@@ -8,15 +8,24 @@ Source: OASIS PKCS#11 v2.40 base specification, chapter 5, and `pkcs11f.h` for t
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Mapping
-from ctypes import byref, c_char_p, c_ubyte, c_ulong, c_void_p
+from ctypes import byref, c_char, c_char_p, c_ubyte, c_ulong, c_void_p
 from typing import Any
 
 from keyvault.errors import CallFailed
 from keyvault.pkcs11_names import Answer, Attribute, Mechanism, Role
 from keyvault.pkcs11_structures import GCM_NONCE as GCM_NONCE
 from keyvault.pkcs11_structures import GCM_TAG as GCM_TAG
-from keyvault.pkcs11_structures import CkAttribute, CkInitializeArguments, CkMechanism, CkSessionInfo, EncodedTemplate, gcm, oaep
+from keyvault.pkcs11_structures import (
+    CkAttribute,
+    CkInitializeArguments,
+    CkMechanism,
+    CkSessionInfo,
+    EncodedTemplate,
+    GcmMechanism,
+    oaep,
+)
 from keyvault.pkcs11_structures import Template as Template
 
 # Places in CK_FUNCTION_LIST, counted after its version field.
@@ -40,7 +49,16 @@ _ARGUMENTS: Mapping[int, tuple[type[Any], ...]] = {
     _DESTROY: (c_ulong, c_ulong),
 }
 """Declared for what every open calls: Python's numbers and bytes then pass as they are. Elsewhere the caller converts."""
-_Block = c_ubyte * 64
+_Block = c_char * 64
+
+
+class _Scratch(threading.local):
+    """What a thread's calls fill in again and again, instead of making it anew for each. Nothing in it is secret."""
+
+    def __init__(self) -> None:
+        self.block, self.length, self.handle = _Block(), c_ulong(), c_ulong()
+        self.key_wrap, self.mac = CkMechanism(Mechanism.AES_KEY_WRAP, None, 0), CkMechanism(0, None, 0)
+        self.gcm = GcmMechanism()
 
 
 class RawCalls:
@@ -56,6 +74,7 @@ class RawCalls:
         self._library = library
         self.table = address.value + _TABLE_OFFSET
         self._functions: dict[int, Any] = {}
+        self._scratch = _Scratch()
 
     def _call(self, place: int, name: str, *arguments: Any) -> None:
         function = self._functions.get(place) or self._function(place)
@@ -191,21 +210,21 @@ class RawCalls:
 
     def wrap(self, session: int, wrapping: int, key: int, mechanism: Mechanism = Mechanism.AES_KEY_WRAP) -> bytes:
         """C_WrapKey: `key` under `wrapping`, for keys of up to 256 bits."""
-        iv = bytes(16) if mechanism is Mechanism.AES_CBC else None
-        how = CkMechanism(mechanism, ctypes.cast(c_char_p(iv), c_void_p), len(iv or b""))
+        iv = (c_ubyte * 16)() if mechanism is Mechanism.AES_CBC else None
+        how = CkMechanism(mechanism, None if iv is None else ctypes.addressof(iv), 0 if iv is None else 16)
         out, length = _Block(), c_ulong(64)
         self._call(_WRAP_KEY, "C_WrapKey", session, byref(how), wrapping, key, out, byref(length))
-        return bytes(out)[: length.value]
+        return out.raw[: length.value]
 
     def unwrap(self, session: int, wrapping: int, wrapped: bytes, template: Template | EncodedTemplate) -> int:
         """C_UnwrapKey with AES key wrap (RFC 3394); returns the new key's handle."""
         encoded = template if isinstance(template, EncodedTemplate) else EncodedTemplate(template)
-        how, handle = CkMechanism(Mechanism.AES_KEY_WRAP, None, 0), c_ulong()
+        mine = self._scratch
         self._call(
-            _UNWRAP_KEY, "C_UnwrapKey", session, byref(how), wrapping, wrapped, len(wrapped),
-            encoded.array, encoded.count, byref(handle),
+            _UNWRAP_KEY, "C_UnwrapKey", session, byref(mine.key_wrap), wrapping, wrapped, len(wrapped),
+            encoded.array, encoded.count, byref(mine.handle),
         )  # fmt: skip
-        return handle.value
+        return mine.handle.value
 
     def wrap_oaep(self, session: int, wrapping: int, key: int, digest: Mechanism) -> bytes:
         """C_WrapKey with RSAES-OAEP (RFC 8017, 7.1), MGF1 over the same hash, no label; RSA keys of up to 8192 bits."""
@@ -236,10 +255,12 @@ class RawCalls:
 
     def sign(self, session: int, key: int, mechanism: Mechanism, data: bytes) -> bytes:
         """C_Sign: a MAC or signature of up to 64 bytes."""
-        how, out, length = CkMechanism(mechanism, None, 0), _Block(), c_ulong(64)
+        mine = self._scratch
+        how, out, length = mine.mac, mine.block, mine.length
+        how.mechanism, length.value = mechanism, 64
         self._call(_SIGN_INIT, "C_SignInit", session, byref(how), key)
         self._call(_SIGN, "C_Sign", session, data, len(data), out, byref(length))
-        return bytes(out)[: length.value]
+        return out.raw[: length.value]
 
     def may_decrypt(self, session: int, key: int, mechanism: Mechanism) -> None:
         """C_DecryptInit alone: raises CallFailed where the key may not decrypt. Use a session that is closed afterwards."""
@@ -248,20 +269,19 @@ class RawCalls:
 
     def encrypt(self, session: int, key: int, nonce: bytes, aad: bytes, address: int, length: int) -> bytes:
         """AES-256-GCM of `length` bytes at `address`; the caller vouches for that range. Returns ciphertext | tag(16)."""
-        parameters, how = gcm(nonce, aad)
+        how = self._scratch.gcm.over(nonce, aad)
         self._call(_ENCRYPT_INIT, "C_EncryptInit", c_ulong(session), byref(how), c_ulong(key))
         out, written = (c_ubyte * (length + GCM_TAG))(), c_ulong(length + GCM_TAG)
         self._call(_ENCRYPT, "C_Encrypt", c_ulong(session), c_void_p(address), c_ulong(length), out, byref(written))
-        del parameters  # lived until here: the module may read it up to the last call
         return bytes(out)[: written.value]
 
     def decrypt(self, session: int, key: int, nonce: bytes, aad: bytes, sealed: bytes, address: int, room: int) -> int:
         """Open ciphertext | tag(16) into `room` bytes at `address`; the caller vouches for that range. Returns the length."""
-        parameters, how = gcm(nonce, aad)
-        self._call(_DECRYPT_INIT, "C_DecryptInit", session, byref(how), key)
-        written = c_ulong(room)
+        mine = self._scratch
+        written = mine.length
+        self._call(_DECRYPT_INIT, "C_DecryptInit", session, byref(mine.gcm.over(nonce, aad)), key)
+        written.value = room
         self._call(_DECRYPT, "C_Decrypt", session, sealed, len(sealed), address, byref(written))
-        del parameters
         return written.value
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hmac
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import ClassVar
@@ -56,9 +56,22 @@ class WrappedKey:
     @property
     def fields(self) -> tuple[Field, ...]:
         """Every column but the MAC, in the table's order: what the MAC covers."""
+        return self.fields_under(self.ref.ring_version, self.blob, self.row_version)
+
+    def fields_under(self, ring_version: int, blob: bytes, row_version: int) -> tuple[Field, ...]:
+        """The same for this key wrapped anew: nothing else of it changes by that."""
         ref = self.ref
-        identity = (ref.id, self.tenant, self.voice, ref.version, ref.ring, ref.ring_version)
-        return (*identity, self.state.value, self.blob, self.created_at, self.first_ring_version, self.synced, self.row_version)
+        identity = (ref.id, self.tenant, self.voice, ref.version, ref.ring, ring_version)
+        return (*identity, self.state.value, blob, self.created_at, self.first_ring_version, self.synced, row_version)
+
+
+@dataclass(frozen=True)
+class Move:
+    """A key that was wrapped anew: the row as it was read, and its new blob and MAC. Its row version counts up by one."""
+
+    old: WrappedKey
+    blob: bytes = field(repr=False)
+    mac: bytes = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -137,26 +150,28 @@ class RecordMac:
 
 def canonical(domain: str, *fields: Field) -> bytes:
     """The bytes that a record's MAC covers. Unambiguous: equal only for equal domain, types and values."""
-    return _FORMAT + b"".join([_encoded(field) for field in (domain, *fields)])
+    return _FORMAT + _encoded((domain, *fields))
 
 
-def _encoded(field: Field) -> bytes:
-    """Type, length, value. One frame for each field: this is on the way of every open."""
-    value: bytes
-    match field:
-        case None:
-            kind, value = b"n", b""
-        case str():
-            kind, value = b"s", field.encode()
-        case bytes():
-            kind, value = b"b", field
-        case int():
-            kind, value = b"i", str(field).encode()
-        case UUID():
-            kind, value = b"u", field.bytes
-        case datetime():
-            # Postgres keeps microseconds: write and read back must give the same bytes.
-            kind, value = b"t", field.astimezone(UTC).isoformat(timespec="microseconds").encode()
-        case _:
-            kind, value = b"l", b"".join([_encoded(item) for item in field])
-    return kind + _length(len(value)) + value
+def _encoded(fields: Iterable[Field]) -> bytes:
+    """Type, length, value of each, one after another. One frame for all of them: this is on the way of every open."""
+    parts: list[bytes] = []
+    for one in fields:
+        match one:
+            case None:
+                kind, value = b"n", b""
+            case str():
+                kind, value = b"s", one.encode()
+            case bytes():
+                kind, value = b"b", one
+            case int():
+                kind, value = b"i", str(one).encode()
+            case UUID():
+                kind, value = b"u", one.bytes
+            case datetime():
+                # Postgres keeps microseconds: write and read back must give the same bytes.
+                kind, value = b"t", one.astimezone(UTC).isoformat(timespec="microseconds").encode()
+            case _:
+                kind, value = b"l", _encoded(one)
+        parts += (kind, _length(len(value)), value)
+    return b"".join(parts)

@@ -14,14 +14,14 @@ import hmac
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from keyvault.database import Database, Transaction
 from keyvault.errors import HsmUnavailable, KeyNotFound, KeyStateForbids, KeyVaultError, RecordTampered, UnwrapRejected
 from keyvault.events import KeyEvent, Recorder
 from keyvault.hsm import Hsm, RingMaster
-from keyvault.records import RecordMac, RingVersion, WrappedKey
+from keyvault.records import Move, RecordMac, RingVersion, WrappedKey
 from keyvault.rings import Rings
 from keyvault.states import KeyState, KeyUse, require_use
 from keyvault.store import KeyStore
@@ -201,17 +201,18 @@ class Rewrapping:
         bad = {key.ref.id: RecordTampered.code for key in keys} if len(whole) < len(keys) else {}
         for key in whole if bad else ():
             del bad[key.ref.id]
-        unsigned: list[tuple[WrappedKey, WrappedKey]] = []
+        wrapped: list[tuple[WrappedKey, bytes]] = []
         for key, blob in zip(whole, self._hsm.rewrap_many([key.blob for key in whole], walk.source, walk.target), strict=True):
             if isinstance(blob, UnwrapRejected):
                 bad[key.ref.id] = blob.code
             else:
-                unsigned.append((key, _moved(key, blob, walk.target)))
+                wrapped.append((key, blob))
         if UnwrapRejected.code in bad.values():
             self._require_unwraps(walk.source, walk.target)
-        signatures = self._mac.make_many(WrappedKey.DOMAIN, [new.fields for _, new in unsigned])
-        moves = [(old, replace(new, mac=mac)) for (old, new), mac in zip(unsigned, signatures, strict=True)]
-        return _Page(keys, moves, bad)
+        # `synced` stays, so that the other site is sent the key again while it serves on.
+        rows = [key.fields_under(walk.target.version, blob, key.row_version + 1) for key, blob in wrapped]
+        macs = self._mac.make_many(WrappedKey.DOMAIN, rows)
+        return _Page(keys, [Move(key, blob, mac) for (key, blob), mac in zip(wrapped, macs, strict=True)], bad)
 
     def _write(self, page: _Page, walk: _Walk) -> int:
         """Make a page durable, with its event; returns how many rows moved: those that nobody else changed."""
@@ -219,9 +220,9 @@ class Rewrapping:
         facts |= {"first": str(page.rows[0].ref.id), "last": str(page.rows[-1].ref.id), "bad": len(page.bad)}
         with self._database.begin() as transaction:
             self._require_serving(transaction, walk.target)
-            moved = self._store.move_keys(transaction, page.moves) if page.moves else set()
-            self._recorder.record(transaction, KeyEvent("keys.rewrapped", facts | {"keys": len(moved)}))
-        return len(moved)
+            moved = self._store.move_keys(transaction, walk.target, page.moves) if page.moves else 0
+            self._recorder.record(transaction, KeyEvent("keys.rewrapped", facts | {"keys": moved}))
+        return moved
 
     def _require_unwraps(self, source: RingMaster, target: RingMaster) -> None:
         """Whether the token moves a key that is certainly good: if not, it is at fault and not the row. Raises HsmUnavailable."""
@@ -251,16 +252,11 @@ class _Walk:
 
 @dataclass(frozen=True)
 class _Page:
-    """A page after the token's work: its rows, the moves (old and new) to be written, and the rows that cannot move."""
+    """A page after the token's work: its rows, the moves to be written, and the rows that cannot move."""
 
     rows: Sequence[WrappedKey]
-    moves: Sequence[tuple[WrappedKey, WrappedKey]]
+    moves: Sequence[Move]
     bad: dict[UUID, str]
-
-
-def _moved(key: WrappedKey, blob: bytes, target: RingMaster) -> WrappedKey:
-    """The row as it will stand, but for its MAC. `synced` stays, so that the other site is sent it again while it serves on."""
-    return replace(key, ref=replace(key.ref, ring_version=target.version), blob=blob, row_version=key.row_version + 1, mac=b"")
 
 
 class _Pace:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from hashlib import sha256
 from typing import Any
@@ -20,12 +20,11 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     Uuid,
-    bindparam,
-    column,
     delete,
     func,
     insert,
     select,
+    text,
     update,
 )
 from sqlalchemy.dialects.postgresql import insert as upsert
@@ -34,7 +33,7 @@ from sqlalchemy.exc import IntegrityError
 from keyvault.database import Transaction, metadata
 from keyvault.errors import RecordTampered, RowChanged
 from keyvault.hsm import RingMaster
-from keyvault.records import KeyRef, RingVersion, Tombstone, WrappedKey, canonical
+from keyvault.records import KeyRef, Move, RingVersion, Tombstone, WrappedKey, canonical
 from keyvault.states import KeyState
 
 ring_version = Table(
@@ -71,17 +70,6 @@ wrapped_key = Table(
 # What a re-wrap still has to do, page by page; and what no other site has vouched for yet.
 Index("ix_wrapped_key_ring", wrapped_key.c.ring, wrapped_key.c.ring_version, wrapped_key.c.dek_id)
 Index("ix_wrapped_key_unsynced", wrapped_key.c.dek_id, postgresql_where=wrapped_key.c.synced != wrapped_key.c.row_version)
-
-_MOVED: Mapping[str, Any] = {
-    "dek_id": Uuid,
-    "old_version": Integer,
-    "old_mac": LargeBinary,
-    "ring_version": Integer,
-    "blob": LargeBinary,
-    "row_version": Integer,
-    "mac": LargeBinary,
-}
-"""What one statement that moves many keys is given, a list of each."""
 
 tombstone = Table(
     "tombstone",
@@ -146,26 +134,19 @@ class KeyStore:
             _key(row, lenient=True) for row in transaction.execute(select(wrapped_key).where(under).order_by(c.dek_id).limit(limit))
         ]
 
-    def move_keys(self, transaction: Transaction, moves: Sequence[tuple[WrappedKey, WrappedKey]]) -> set[UUID]:
-        """Compare and swap of many, old and new, in one statement: only what wraps a key changes, and nothing of whom it is.
+    def move_keys(self, transaction: Transaction, target: RingMaster, moves: Sequence[Move]) -> int:
+        """Compare and swap of many in one statement: only what wraps a key changes, and nothing of whom it is.
 
-        Returns the ids of those that still were as `old`; the others stay as somebody else left them.
+        Returns how many still carried the MAC of `old`, which covers all of the row; the others stay as somebody left them.
         """
-        c = wrapped_key.c
-        columns = {
-            "dek_id": [old.ref.id for old, _ in moves],
-            "old_version": [old.row_version for old, _ in moves],
-            "old_mac": [old.mac for old, _ in moves],
-            "ring_version": [new.ref.ring_version for _, new in moves],
-            "blob": [new.blob for _, new in moves],
-            "row_version": [new.row_version for _, new in moves],
-            "mac": [new.mac for _, new in moves],
+        values = {
+            "target": target.version,
+            "ids": "{" + ",".join([str(move.old.ref.id) for move in moves]) + "}",
+            "old_macs": _bytea_array([move.old.mac for move in moves]),
+            "blobs": _bytea_array([move.blob for move in moves]),
+            "macs": _bytea_array([move.mac for move in moves]),
         }
-        given = [bindparam(name, columns[name], type_=ARRAY(kind)) for name, kind in _MOVED.items()]
-        new = func.unnest(*given).table_valued(*(column(name, kind) for name, kind in _MOVED.items())).render_derived("new")
-        unchanged = (c.dek_id == new.c.dek_id) & (c.row_version == new.c.old_version) & (c.mac == new.c.old_mac)
-        changed = {name: new.c[name] for name in ("ring_version", "blob", "row_version", "mac")}
-        return set(transaction.scalars(update(wrapped_key).where(unchanged).values(changed).returning(c.dek_id)))
+        return transaction.execute(_MOVE_KEYS, values).rowcount
 
     def references(self, transaction: Transaction, ring: str) -> dict[int, int]:
         """How many stored keys each of the ring's versions wraps, without those that wrap none."""
@@ -310,9 +291,23 @@ def _key(row: Row[Any], *, lenient: bool = False) -> WrappedKey:
     )
 
 
-def _state(text: str) -> KeyState:
+# Arrays as their text: what the driver does for each value of a list costs more than the statement.
+_MOVE_KEYS = text("""
+    UPDATE wrapped_key AS k
+    SET ring_version = :target, blob = new.blob, row_version = k.row_version + 1, mac = new.mac
+    FROM unnest(CAST(:ids AS uuid[]), CAST(:old_macs AS bytea[]), CAST(:blobs AS bytea[]), CAST(:macs AS bytea[]))
+        AS new(dek_id, old_mac, blob, mac)
+    WHERE k.dek_id = new.dek_id AND k.mac = new.old_mac
+""")
+
+
+def _bytea_array(values: Sequence[bytes]) -> str:
+    return "{" + ",".join([f'"\\\\x{value.hex()}"' for value in values]) + "}"
+
+
+def _state(name: str) -> KeyState:
     try:
-        return KeyState(text)
+        return KeyState(name)
     except ValueError:
         raise RecordTampered("a stored key state is none that Glottis writes") from None
 

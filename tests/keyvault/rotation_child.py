@@ -60,7 +60,7 @@ class DyingStore(KeyStore):
         self._mortal.reached("read")
         return found
 
-    def move_keys(self, *arguments) -> set[UUID]:
+    def move_keys(self, *arguments) -> int:
         self._mortal.reached("wrapped")
         moved = super().move_keys(*arguments)
         self._mortal.reached("written")
