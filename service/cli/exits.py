@@ -31,7 +31,9 @@ _INTEGRITY = (
 _REFUSED = (
     *("denied", "client_inactive", "grant_mismatch", "token_expired", "ceremony_refused", "certificate_request_refused"),
     *("sync_refused", "peer_refused", "key_quarantined", "key_still_referenced", "voice_erased", "introduction_refused"),
+    *("reason_missing", "delay_too_short", "voice_not_erased"),
     *("approval_invalid", "approval_expired", "approvals_missing", "requester_approved", "key_state_forbids"),
+    *("key_compromised", "key_destroyed"),
 )
 _CONFLICT = ("already_running", "port_taken", "row_changed", "client_exists", "log_occupied", "sync_conflict", "site_behind")
 _TEMPORARY = (
