@@ -14,12 +14,27 @@ import numpy as np
 import numpy.typing as npt
 
 _libc = ctypes.CDLL(None, use_errno=True)
+# Held through, the interpreter's lock costs less here than to give it up and wait for it again.
+_held = ctypes.PyDLL(None)
+_memset, _memmove = _held.memset, _held.memmove
+_memset.argtypes, _memset.restype = (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t), None
+_memmove.argtypes, _memmove.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), None
 _MADV_DONTFORK, _MADV_DONTDUMP = 10, 16
 _ALIGN = 64
 
 
 class LockedMemoryError(MemoryError):
     """The operating system would not lock this memory (RLIMIT_MEMLOCK)."""
+
+
+def wipe(address: int, length: int) -> None:
+    """Overwrite `length` bytes at `address` with zeros; the caller vouches for that range."""
+    _memset(address, 0, length)
+
+
+def move(target: int, source: int, length: int) -> None:
+    """Copy `length` bytes between two addresses; the caller vouches for both ranges."""
+    _memmove(target, source, length)
 
 
 class LockedBuffer:

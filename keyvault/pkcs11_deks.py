@@ -5,24 +5,26 @@ Each is a session object of the token. Functions here work on a borrowed session
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from keyvault.errors import CallFailed, HsmUnavailable, SealBroken, SessionKeyGone, UnwrapRejected
-from keyvault.locked import LockedBuffer
+from keyvault.locked import LockedBuffer, move, wipe
 from keyvault.pkcs11_names import LOST, LOST_KEY, Mechanism
 from keyvault.pkcs11_pool import SessionPool
 from keyvault.pkcs11_raw import GCM_NONCE, GCM_TAG, Template
 from keyvault.pkcs11_start import TokenSession
 from keyvault.pkcs11_structures import EncodedTemplate
-from keyvault.templates import DEK_REWRAPPING
+from keyvault.templates import DEK_OPENING, DEK_REWRAPPING, DEK_SIGNING
 
 Result = TypeVar("Result")
 
+OPENING, SIGNING = EncodedTemplate(DEK_OPENING), EncodedTemplate(DEK_SIGNING)
+_REWRAPPING = EncodedTemplate(DEK_REWRAPPING)
 
-@dataclass(frozen=True)
+
+@dataclass(slots=True, eq=False)
 class SessionKey:
     """A session object's handle, good while the session lives that made it: after that the number may mean another key."""
 
@@ -116,7 +118,7 @@ def generate_wrapped(session: TokenSession, wrapping: int, template: Template) -
         raise
 
 
-def unwrap(session: TokenSession, wrapping: int, wrapped: bytes, template: Template | EncodedTemplate) -> int:
+def unwrap(session: TokenSession, wrapping: int, wrapped: bytes, template: EncodedTemplate) -> int:
     """The handle of the key in `wrapped`. Raises UnwrapRejected, and CallFailed for what is no verdict on the blob."""
     try:
         return session.calls.unwrap(session.handle, wrapping, wrapped, template)
@@ -129,10 +131,9 @@ def unwrap(session: TokenSession, wrapping: int, wrapped: bytes, template: Templ
 def rewrapped(session: TokenSession, source: int, target: int, blobs: Sequence[bytes]) -> list[bytes | UnwrapRejected]:
     """Each key under `target` instead of `source`, in order, or why the token refused it. One key at a time is in the token."""
     moved: list[bytes | UnwrapRejected] = []
-    template = EncodedTemplate(DEK_REWRAPPING)
     for blob in blobs:
         try:
-            key = unwrap(session, source, blob, template)
+            key = unwrap(session, source, blob, _REWRAPPING)
         except UnwrapRejected as error:
             moved.append(error)
             continue
@@ -156,18 +157,18 @@ def open_sealed(session: TokenSession, key: int, sealed: bytes, aad: bytes, addr
     Modules may want room for the tag too (SoftHSM does) and own all of the room they are given, so they get a locked page of
     the session's own, overwritten at once, and nothing is ever written beside the caller's range.
     """
-    ctypes.memset(address, 0, length)
+    wipe(address, length)
     nonce, body, room = sealed[:GCM_NONCE], sealed[GCM_NONCE:], length + GCM_TAG
     page = session.page(room).address
     try:
         opened = session.calls.decrypt(session.handle, key, nonce, aad, body, page, room)
         if opened != length:
             raise SealBroken(f"{opened} bytes came out of {length}")
-        ctypes.memmove(address, page, length)
+        move(address, page, length)
     except CallFailed as error:
         if error.function != "C_Decrypt" or error.answer in LOST:
             raise
         # SoftHSM says GENERAL_ERROR for a wrong tag, so a module's fault here reads as broken data: closed either way.
         raise SealBroken() from error
     finally:
-        ctypes.memset(page, 0, room)
+        wipe(page, room)

@@ -53,6 +53,8 @@ class Figures:
 class Place:
     """One place in the pool: its session, opened when first asked for, and since when its operation runs."""
 
+    __slots__ = ("began", "held", "stuck", "thread")
+
     def __init__(self) -> None:
         self.held: TokenSession | None = None
         self.began = 0.0
@@ -171,9 +173,13 @@ class SessionPool:
         return time.monotonic() - self._healed > NOT_AGAIN_S
 
     def _try(self, operation: Callable[[TokenSession], Result]) -> Result:
-        with self._borrowed() as place:
+        place = self._borrowed()
+        try:
+            session = place.held
+            if session is None or not session.alive:
+                session = self._session(place)
             try:
-                return operation(self._session(place))
+                return operation(session)
             except CallFailed as error:
                 if not self._mend(place, error):
                     raise
@@ -182,6 +188,8 @@ class SessionPool:
             except CallFailed as error:
                 self._mend(place, error)
                 raise
+        finally:
+            self._give_back(place)
 
     def _session(self, place: Place) -> TokenSession:
         if place.held is not None and not place.held.alive:  # a key could not be destroyed: it goes with its session
@@ -205,8 +213,10 @@ class SessionPool:
         place.drop()
         return True
 
-    @contextmanager
-    def _borrowed(self) -> Iterator[Place]:
+    # Two methods instead of a `with` block: this is on the way of every call, where a generator would cost more than the rest.
+
+    def _borrowed(self) -> Place:
+        """A place for one operation; the caller gives it back."""
         self.token.require_here()
         if self._refused is not None:
             raise self._refused
@@ -215,14 +225,14 @@ class SessionPool:
         place = self._free_place()
         place.thread = threading.get_ident()
         place.began = time.monotonic()
-        try:
-            yield place
-        finally:
-            place.began = 0.0
-            if place.stuck:  # it came back after all; what its session is worth, nobody knows
-                place.stuck = False
-                place.drop()
-            self._free.give(place)
+        return place
+
+    def _give_back(self, place: Place) -> None:
+        place.began = 0.0
+        if place.stuck:  # it came back after all; what its session is worth, nobody knows
+            place.stuck = False
+            place.drop()
+        self._free.give(place)
 
     def _free_place(self) -> Place:
         if all(place.stuck for place in self.places):

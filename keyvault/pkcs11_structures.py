@@ -33,9 +33,6 @@ class CkGcmParameters(Structure):
     )
 
 
-_GCM_SIZE = ctypes.sizeof(CkGcmParameters)
-
-
 class CkOaepParameters(Structure):
     _fields_ = (("hash", c_ulong), ("mgf", c_ulong), ("source", c_ulong), ("data", c_void_p), ("data_length", c_ulong))
 
@@ -93,10 +90,20 @@ class EncodedTemplate:
         return ctypes.addressof(buffer), ctypes.sizeof(buffer)
 
 
-def gcm(nonce: bytes, aad: bytes) -> tuple[CkGcmParameters, CkMechanism]:
-    """AES-GCM with a tag of 16 bytes. The parameters must live as long as the operation."""
-    parameters = CkGcmParameters(nonce, len(nonce), len(nonce) * 8, aad, len(aad), GCM_TAG * 8)
-    return parameters, CkMechanism(Mechanism.AES_GCM, ctypes.addressof(parameters), _GCM_SIZE)
+class GcmMechanism:
+    """AES-GCM with a tag of 16 bytes, for one operation after another of one thread."""
+
+    def __init__(self) -> None:
+        self._parameters = CkGcmParameters(tag_bits=GCM_TAG * 8)
+        address, size = ctypes.addressof(self._parameters), ctypes.sizeof(self._parameters)
+        self._mechanism = CkMechanism(Mechanism.AES_GCM, address, size)
+
+    def over(self, nonce: bytes, aad: bytes) -> CkMechanism:
+        """The mechanism with this nonce and these associated data, until it is asked for again: modules read it to the end."""
+        parameters = self._parameters
+        parameters.nonce, parameters.nonce_length, parameters.nonce_bits = nonce, len(nonce), len(nonce) * 8
+        parameters.aad, parameters.aad_length = aad, len(aad)
+        return self._mechanism
 
 
 def oaep(digest: Mechanism) -> tuple[CkOaepParameters, CkMechanism]:
