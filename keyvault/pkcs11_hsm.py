@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from keyvault import pkcs11_objects
+from keyvault import pkcs11_objects, quirks
 from keyvault.breaker import Breaker
 from keyvault.errors import KeyGone, KeyNotFound, SealBroken, UnwrapRejected
 from keyvault.hsm import Canary, KeyName, NewDek, OpenDek, RingMaster
@@ -67,11 +67,13 @@ class Pkcs11Hsm:
 
         `required_masters` are all of `expected_masters` unless given. Raises HsmUnavailable, PinRejected, MasterMissing, and
         PromiseBroken where the token holds a TRUSTED object beyond `expected_masters` or an object that is none of ours, two
-        keys under one name, or allows what a template forbids. The module is stopped then.
+        keys under one name, or allows what a template forbids; ModuleRefused where it refutes its quirk profile. The module is
+        stopped then.
         """
         with starting_alone(config.folder):
             module = Module(config.module, config.folder)
             try:
+                profile = quirks.chosen(config.profile, *module.description) if expected_masters else None
                 breaker = Breaker(listeners.breaker)
                 hsm = cls(SessionPool(module, config, pin, breaker, listeners.worn), breaker, config, listeners)
             except BaseException:
@@ -79,6 +81,9 @@ class Pkcs11Hsm:
                 raise
             try:
                 hsm.refresh(expected_masters, expected_masters if required_masters is None else required_masters)
+                if profile is not None and hsm.masters():
+                    with hsm._token.new_session() as session:
+                        quirks.require(session, hsm.masters()[-1], profile)
             except BaseException:
                 hsm.close()
                 raise

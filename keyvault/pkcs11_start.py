@@ -47,6 +47,8 @@ class TokenConfig:
     sessions: int = 8
     wait_s: float = 2.0
     """How long a caller waits for a session while all are in use, and for a recovery."""
+    profile: str | None = None
+    """The quirk profile by name (`keyvault/quirks.py`); None is found by what the module says about itself."""
     call_s: float = 2.0
     """How long the calls of one operation may take before they count as hanging."""
 
@@ -70,6 +72,11 @@ class Module:
             self.calls.start_with_locking(lambda: loaded.append(pkcs11.lib(str(path))))
         self._library = loaded[0]
         self._started = True
+
+    @property
+    def description(self) -> tuple[str, str]:
+        """What the module says of itself: manufacturer and library."""
+        return str(self._library.manufacturer_id), str(self._library.library_description)
 
     def restart(self) -> None:
         """C_Finalize and C_Initialize: every session, session object and login of this process is gone. No call may be running."""

@@ -83,6 +83,8 @@ class Settings:
     edge_workers: int = 1
     log_level: str = "info"
     pkcs11_module: Path | None = None
+    pkcs11_profile: str | None = None
+    """Which quirks the module has (softhsm, cloudhsm, generic, …); unset, it is found by what the module says of itself."""
     serving_pin_file: Path | None = None
     serving_pin_command: str | None = None
     log_pin_file: Path | None = None

@@ -114,4 +114,4 @@ def module(settings: Settings) -> Path:
 
 def token_config(settings: Settings, name: str, facts: TokenFacts) -> TokenConfig:
     """Where one of this site's tokens is."""
-    return TokenConfig(module(settings), facts.label, facts.serial, settings.token_dir(name))
+    return TokenConfig(module(settings), facts.label, facts.serial, settings.token_dir(name), profile=settings.pkcs11_profile)

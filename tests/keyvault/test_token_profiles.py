@@ -1,0 +1,56 @@
+"""Quirk profiles: chosen by name or by what the module says of itself, and refused where the token shows otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hsm_fixtures import USER_PIN, ServingToken, in_own_process
+
+from keyvault.errors import KeyVaultError, ModuleRefused
+from keyvault.hsm import RingMaster
+from keyvault.pkcs11_hsm import Pkcs11Hsm
+from keyvault.pkcs11_start import TokenConfig
+from keyvault.quirks import PROFILES, Templates, chosen, measured
+
+MASTER = RingMaster("main", 1)
+
+
+def start(config: TokenConfig) -> str:
+    try:
+        Pkcs11Hsm.open(config, USER_PIN, expected_masters=(MASTER,)).close()
+    except KeyVaultError as error:
+        return f"{error.code}: {error}"
+    return "started"
+
+
+def test_a_module_is_known_by_its_description_or_is_generic() -> None:
+    assert chosen(None, "SoftHSM                         ", "Implementation of PKCS11        ").name == "softhsm"
+    assert chosen(None, "Cavium, Inc").name == "cloudhsm"
+    assert chosen(None, "Somebody", "Something").name == "generic"
+    assert chosen("generic", "SoftHSM").name == "generic"
+
+
+@pytest.mark.parametrize("name", ["nss", "luna"])
+def test_a_module_without_trusted_keys_is_refused(name: str) -> None:
+    with pytest.raises(ModuleRefused, match="no TRUSTED AES keys"):
+        chosen(name)
+    with pytest.raises(ModuleRefused, match="no TRUSTED AES keys"):
+        chosen(None, PROFILES[name].recognised_by[0])
+
+
+def test_an_unknown_profile_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ModuleRefused, match="softhsm, nss, cloudhsm, luna, generic"):
+        chosen("softhsm2")
+
+
+def test_what_softhsm_does_is_measured(serving_token: ServingToken) -> None:
+    with serving_token.hsm._token.new_session() as session:
+        assert measured(session, MASTER) == (Templates.COMPARED, True)
+
+
+def test_a_profile_that_the_token_refutes_is_refused(serving_token: ServingToken) -> None:
+    assert in_own_process(start, serving_token.config) == "started"
+    assert in_own_process(start, replace(serving_token.config, profile="generic")) == "started"
+    said = in_own_process(start, replace(serving_token.config, profile="cloudhsm"))
+    assert said == ("pkcs11_module_refused: the profile 'cloudhsm' says that UNWRAP_TEMPLATE is added; the token shows: compared")
