@@ -46,7 +46,12 @@ def send(transaction: Transaction, *statements: Statement, commit: bool = False)
     """
     connection = transaction.connection
     driver: Any = connection.driver_connection
-    prepared = connection.info.setdefault("glottis.prepared", set())
+    prepared = connection.info.get("glottis.prepared")
+    if prepared is None:
+        prepared = connection.info["glottis.prepared"] = set()
+        # The driver may not prepare too: after a rollback it drops everything that is prepared, and ours with it.
+        driver.execute("DEALLOCATE ALL")
+        driver.prepare_threshold = None
     try:
         return exchange(driver, prepared, [(_in_words(statement), values) for statement, values in statements], commit=commit)
     except transaction.dialect.loaded_dbapi.Error as error:
