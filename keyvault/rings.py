@@ -82,29 +82,40 @@ class Rings:
 
     def mirror(
         self, transaction: Transaction, master: RingMaster, state: KeyState, now: datetime, *, reason: str | None = None
-    ) -> None:
-        """Write what the sites agreed on into the row that the workers read. Idempotent.
-
-        Agreement was checked elsewhere, so any state may come; `reason` None keeps the one that stands. Raises RecordTampered,
-        RowChanged.
-        """
+    ) -> RingVersion:
+        """Write what the sites agreed on into the row that the workers read. Idempotent. Raises RecordTampered, RowChanged."""
         found = [row for row in self.versions(transaction, master.ring) if row.version == master.version]
-        if not found:
-            new = RingVersion(master.ring, master.version, state, now, reason=reason or "")
-            if not self._store.add_ring_version(transaction, replace(new, mac=self._mac.make(RingVersion.DOMAIN, *new.fields))):
+        return self.mirror_row(transaction, found[0] if found else None, master, state, now, reason=reason)
+
+    def mirror_row(
+        self,
+        transaction: Transaction,
+        old: RingVersion | None,
+        master: RingMaster,
+        state: KeyState,
+        now: datetime,
+        *,
+        reason: str | None = None,
+    ) -> RingVersion:
+        """As `mirror`, over the row as it was read and checked; None if there is none. Returns the row as it stands then.
+
+        Agreement was checked elsewhere, so any state may come; `reason` None keeps the one that stands. Raises RowChanged.
+        """
+        if old is None:
+            new = self._sealed(RingVersion(master.ring, master.version, state, now, reason=reason or ""))
+            if not self._store.add_ring_version(transaction, new):
                 raise RowChanged(f"{master.label} was entered by another transaction")
-            return
-        old = found[0]
-        ended = state is KeyState.DESTROYED
-        changed = replace(
-            old,
-            state=state,
-            reason=old.reason if reason is None else reason,
-            destroy_at=None if ended else old.destroy_at,
-        )
-        if changed != old:
-            new = replace(changed, row_version=old.row_version + 1)
-            self._store.replace_ring_version(transaction, old, replace(new, mac=self._mac.make(RingVersion.DOMAIN, *new.fields)))
+            return new
+        due = None if state is KeyState.DESTROYED else old.destroy_at
+        changed = replace(old, state=state, reason=old.reason if reason is None else reason, destroy_at=due)
+        if changed == old:
+            return old
+        new = self._sealed(replace(changed, row_version=old.row_version + 1))
+        self._store.replace_ring_version(transaction, old, new)
+        return new
+
+    def _sealed(self, version: RingVersion) -> RingVersion:
+        return replace(version, mac=self._mac.make(RingVersion.DOMAIN, *version.fields))
 
     def versions(self, transaction: Transaction, ring: str) -> list[RingVersion]:
         """Every version's row, oldest first; none for an unknown ring. Raises RecordTampered."""

@@ -35,7 +35,7 @@ from keyvault.sync.peer import BatchPeer
 from keyvault.sync.receipts import check_receipts, receipt
 from keyvault.sync.receiving import FAULTS, KEYS, STONES, Envelopes, Receiving, Replica
 from keyvault.sync.signatures import verify_p256
-from keyvault.sync.store import StoredBatch, lasting, snapshot, summarized
+from keyvault.sync.store import StoredBatch, lasting, reading, snapshot, summarized
 from keyvault.tombstones import Tombstones
 
 _FIRST = UUID(int=0)
@@ -80,7 +80,7 @@ class Batches:
         """A signed batch of what this site holds, above a key's or a voice's id; empty at the end."""
         start: UUID | None = UUID(bytes=after)
         if kind == STONES:
-            with lasting(self._parts.database) as transaction:
+            with reading(self._parts.database) as transaction:
                 found = self._stones.page(transaction, self._most, after=UUID(bytes=after))
             return self._envelopes.sealed(self._batch(stones=[StoneRow.of(stone) for stone in found if self._holds(stone)]))
         while start is not None:
@@ -135,7 +135,7 @@ class Batches:
 
     def _send_stones(self, peer: BatchPeer, done: Pumped) -> None:
         while True:
-            with lasting(self._parts.database) as transaction:
+            with reading(self._parts.database) as transaction:
                 found = [stone for stone in self._stones.untold(transaction) if self._holds(stone)][: self._most]
             if not found:
                 return
@@ -216,7 +216,7 @@ class Batches:
     def _tell(self, peer: BatchPeer) -> None:
         """Send this site's receipt for every batch that it signed last. A refused one is not sent again: the other site then
         sends those rows itself, and signs last."""
-        with lasting(self._parts.database) as transaction:
+        with reading(self._parts.database) as transaction:
             waiting = self._store.untold_batches(transaction)
         for stored in waiting:
             code = ""

@@ -25,6 +25,7 @@ from keyvault.store import KeyStore
 from keyvault.sync import steps
 from keyvault.sync.errors import Conflict, SiteUnfounded, TokenForeign
 from keyvault.sync.journal import events
+from keyvault.sync.mirror import VOIDED, WAITING, Mirror
 from keyvault.sync.protocol import Site, Step
 from keyvault.sync.roster import Roster
 from keyvault.sync.signatures import verify_p256
@@ -42,11 +43,7 @@ from keyvault.sync.state import (
     SiteState,
 )
 from keyvault.sync.statement import Certificate
-from keyvault.sync.store import SyncStore, lasting
-
-QUARANTINED = "quarantined: the sites disagree about it, so it opens and wraps nothing new"
-VOIDED = "its transaction came to nothing; the number stays used"
-WAITING = "waits until both sites have proved that they hold it"
+from keyvault.sync.store import SyncStore, lasting, reading
 
 
 @dataclass(frozen=True)
@@ -100,7 +97,7 @@ class DurableSite:
             data = self._stored()
             state, effects = steps.load(data, self.anchor())
             self._begin((state, effects))
-            with lasting(self.parts.database) as transaction:
+            with reading(self.parts.database) as transaction:
                 filed = self.store.certificates(transaction, state.ledger.epoch)
             for certificate in filed:
                 self._accept(certificate)
@@ -116,10 +113,16 @@ class DurableSite:
 
     def close_now(self, names: Iterable[str], reason: str) -> None:
         """Let versions in quarantine open nothing here either: reported as compromised, before the sites have agreed on it."""
-        now = self.parts.clock()
         with self.lock, lasting(self.parts.database) as transaction:
+            mirror = self._mirror(transaction)
             for name in names:
-                self.rings.mirror(transaction, RingMaster.named(name), KeyState.COMPROMISED, now, reason=reason)
+                mirror.write(name, KeyState.COMPROMISED, reason)
+
+    def expect(self, master: RingMaster) -> None:
+        """Enter a version that this site has never known as PRE_ACTIVE. Idempotent."""
+        with self.lock, lasting(self.parts.database) as transaction:
+            if all(row.version != master.version for row in self.rings.versions(transaction, master.ring)):
+                self._mirror(transaction).write(master.label, KeyState.PRE_ACTIVATION, WAITING)
 
     def reported(self, transaction: Transaction) -> dict[str, str]:
         """Versions that `close_now` closed and the sites have not agreed on yet, with the reasons."""
@@ -154,7 +157,7 @@ class DurableSite:
         """The site as it is durable now: loaded again if another process stepped."""
         with self.lock:
             if self._site is not None:
-                with lasting(self.parts.database) as transaction:
+                with reading(self.parts.database) as transaction:
                     if self.store.state(transaction, self.parts.name) != self._site.state.encode():
                         self._site = None
             if self._site is None:
@@ -179,7 +182,7 @@ class DurableSite:
 
     def serve(self, more: Iterable[RingMaster] = ()) -> None:
         """Let this process's token serve with what it holds: every version that may be there, and `more` that is proposed."""
-        with lasting(self.parts.database) as transaction:
+        with reading(self.parts.database) as transaction:
             known = self.rings.known(transaction)
         self.parts.hsm.refresh(sorted({*known, *more}), ())
 
@@ -195,7 +198,7 @@ class DurableSite:
         self.do(lambda site: site.accept(certificate))
 
     def _stored(self) -> bytes:
-        with lasting(self.parts.database) as transaction:
+        with reading(self.parts.database) as transaction:
             unchecked = self.store.unchecked_state(transaction, self.parts.name)
             if unchecked is None:
                 raise SiteUnfounded
@@ -246,46 +249,38 @@ class DurableSite:
         if not run:
             return
         with lasting(self.parts.database) as transaction:
+            mirror = self._mirror(transaction)
             for effect in run:
-                self._write_one(transaction, before, after, effect)
+                self._write_one(transaction, mirror, before, after, effect)
         if gone := [name for effect in run for name in _ended(effect)]:
             for name in gone:
                 self.parts.hsm.destroy_master(RingMaster.named(name))
             if {RingMaster.named(name) for name in gone} & set(self.parts.hsm.masters()):
                 self.serve()
 
-    def _write_one(self, transaction: Transaction, before: SiteState | None, after: SiteState, effect: Effect) -> None:
-        now = self.parts.clock()
+    def _write_one(
+        self, transaction: Transaction, mirror: Mirror, before: SiteState | None, after: SiteState, effect: Effect
+    ) -> None:
         match effect:
             case InstallPreActive(name):
-                self.rings.mirror(transaction, RingMaster.named(name), KeyState.PRE_ACTIVATION, now, reason=WAITING)
+                mirror.write(name, KeyState.PRE_ACTIVATION, WAITING)
             case SaveState(state, replaces):
                 self.store.save_state(transaction, after.site, state, replaces)
                 for name in sorted({*after.quarantined} - {*(before.quarantined if before else ())}):
-                    self._mirror(transaction, after, name)
+                    mirror.follow(after, name)
                 for event in events(before, after):
                     self.parts.recorder.record(transaction, event)
             case FileCertificate(epoch, certificate):
                 self.store.file_certificate(transaction, epoch, certificate, Certificate.decode(certificate).head)
             case RecordEvidence(site, evidence):
-                self.store.file_evidence(transaction, site, evidence, now)
+                self.store.file_evidence(transaction, site, evidence, self.parts.clock())
             case ChangeState(name, _):
-                self._mirror(transaction, after, name)
+                mirror.follow(after, name)
             case Discard(name):
-                self.rings.mirror(transaction, RingMaster.named(name), KeyState.DESTROYED, now, reason=VOIDED)
+                mirror.write(name, KeyState.DESTROYED, VOIDED)
 
-    def _mirror(self, transaction: Transaction, after: SiteState, name: str) -> None:
-        """The row of an agreed version: its state, or while it is in quarantine something stricter."""
-        master = RingMaster.named(name)
-        agreed = next(record.state for record in after.ledger.records if record.name == name)
-        known = {row.version: row for row in self.keys.ring_versions(transaction, master.ring)}.get(master.version)
-        reason = None if known and known.state is agreed else _reason(after)
-        if name in after.quarantined and agreed is not KeyState.DESTROYED:
-            if known and known.state is KeyState.COMPROMISED:
-                return  # reported here; the transaction that says so follows
-            if agreed is KeyState.ACTIVE:
-                agreed, reason = KeyState.DEACTIVATED, QUARANTINED
-        self.rings.mirror(transaction, master, agreed, self.parts.clock(), reason=reason)
+    def _mirror(self, transaction: Transaction) -> Mirror:
+        return Mirror(self.rings, transaction, self.parts.clock())
 
 
 def _ended(effect: Effect) -> tuple[str, ...]:
@@ -295,7 +290,3 @@ def _ended(effect: Effect) -> tuple[str, ...]:
             return (name,)
         case _:
             return ()
-
-
-def _reason(state: SiteState) -> str:
-    return state.last.proposal.manifest.reason if state.last and state.last.proposal else ""

@@ -15,14 +15,14 @@ from keyvault.approvals import Approval, Operation
 from keyvault.errors import KeyNotFound, UnwrapRejected
 from keyvault.hsm import RingMaster
 from keyvault.states import KeyState
-from keyvault.sync.durable import WAITING, DurableSite, SiteParts
+from keyvault.sync.durable import DurableSite, SiteParts
 from keyvault.sync.errors import KeyStillReferenced, ProofFailed
 from keyvault.sync.ledger import Ledger
 from keyvault.sync.protocol import Proof, Site, Step
 from keyvault.sync.roster import Roster
 from keyvault.sync.state import SiteState, missing
 from keyvault.sync.statement import Answer, Manifest, Phase, Proposal, Signed
-from keyvault.sync.store import lasting
+from keyvault.sync.store import lasting, reading
 
 
 class SiteNode:
@@ -102,22 +102,18 @@ class SiteNode:
 
     def reported(self) -> dict[str, str]:
         """Versions that are closed here as compromised and have not been agreed so, with the reason."""
-        with lasting(self.parts.database) as transaction:
+        with reading(self.parts.database) as transaction:
             return self._durable.reported(transaction)
 
     def heard_at(self) -> datetime | None:
         """When the other site's signed status was heard last."""
-        with lasting(self.parts.database) as transaction:
+        with reading(self.parts.database) as transaction:
             heard = self._durable.store.heard(transaction)
         return heard[1] if heard else None
 
     def expect(self, master: RingMaster) -> None:
         """Enter a version as PRE_ACTIVE before officers bring it into the token, so that no start refuses it. Idempotent."""
-        with lasting(self.parts.database) as transaction:
-            known = self._durable.keys.ring_versions(transaction, master.ring)
-            if all(row.version != master.version for row in known):
-                now = self.parts.clock()
-                self._durable.rings.mirror(transaction, master, KeyState.PRE_ACTIVATION, now, reason=WAITING)
+        self._durable.expect(master)
 
     def inspect(self) -> None:
         """Load again, compare store with anchor and table with token. Raises what `open` raises; quarantines what is missing."""
@@ -154,7 +150,7 @@ class SiteNode:
 
     def certificates(self, after: int) -> tuple[bytes, ...]:
         """The certificates of the epochs above `after`, in order."""
-        with lasting(self.parts.database) as transaction:
+        with reading(self.parts.database) as transaction:
             return tuple(self._durable.store.certificates(transaction, after))
 
     def accuse(self, evidence: bytes) -> None:
@@ -267,7 +263,7 @@ class SiteNode:
 
     def _require_unreferenced(self, state: SiteState, proposal: Proposal) -> None:
         destroyed = {record.name for record in state.ledger.records if record.state is KeyState.DESTROYED}
-        with lasting(self.parts.database) as transaction:
+        with reading(self.parts.database) as transaction:
             for record in proposal.records:
                 if record.state is KeyState.DESTROYED and record.name not in destroyed:
                     master = RingMaster.named(record.name)

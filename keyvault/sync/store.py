@@ -115,12 +115,22 @@ HEARD = UUID(int=0)
 """The one row of `sync_batch` that is no batch: the other site's newest signed status, and when it came."""
 
 
+_DURABLE = text("SET LOCAL synchronous_commit = on")
+
+
 @contextmanager
 def lasting(database: Database) -> Iterator[Transaction]:
     """A transaction that is on disk when the block ends. Raises SyncStoreUnavailable; the outcome is unknown if that was COMMIT."""
+    with reading(database) as transaction:
+        transaction.execute(_DURABLE)
+        yield transaction
+
+
+@contextmanager
+def reading(database: Database) -> Iterator[Transaction]:
+    """A transaction for reading. Raises SyncStoreUnavailable."""
     try:
         with database.begin() as transaction:
-            transaction.execute(text("SET LOCAL synchronous_commit = on"))
             yield transaction
     except (DBAPIError, PoolTimeout) as problem:
         # The driver's message may quote the statement's values: its kind says enough.
@@ -130,7 +140,7 @@ def lasting(database: Database) -> Iterator[Transaction]:
 @contextmanager
 def snapshot(database: Database) -> Iterator[Transaction]:
     """As `lasting`, for reading: every query sees the database as it was at the first one."""
-    with lasting(database) as transaction:
+    with reading(database) as transaction:
         transaction.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
         yield transaction
 

@@ -96,7 +96,9 @@ class FusedDatabase:
     def begin(self) -> Iterator[Transaction]:
         with self.engine.begin() as transaction:
             yield transaction
-            written = transaction.scalar(sqlalchemy.text("SELECT pg_current_xact_id_if_assigned() IS NOT NULL"))
+            written = self.fuse.left is not None and transaction.scalar(
+                sqlalchemy.text("SELECT pg_current_xact_id_if_assigned() IS NOT NULL")
+            )
             if written:
                 self.fuse.burn()
         if written:
@@ -117,12 +119,16 @@ class Journal:
         return [event.facts for event in self.events if event.action == action]
 
 
+_OF_BATCHES = ("take", "close", "page", "summary")
+
+
 @dataclass
 class FunctionLink:
     """A link that is a function call; `down` cuts it, `lose` loses the reply of one method once, after it was acted on."""
 
     node: Callable[[], SiteNode]
     batches: Callable[[], Any]
+    died: Callable[[], None]
     down: bool = False
     lose: str = ""
     calls: list[str] = field(default_factory=list)
@@ -132,8 +138,9 @@ class FunctionLink:
             raise PeerUnavailable
         self.calls.append(method)
         try:
-            reply = serve(self.node(), self.batches(), method, message)
+            reply = serve(self.node(), self.batches() if method in _OF_BATCHES else None, method, message)
         except Crashed:
+            self.died()
             raise PeerUnavailable from None
         if self.lose == method:
             self.lose = ""
@@ -183,6 +190,10 @@ class OneSite:
         if self.node is None:
             raise PeerUnavailable(f"site {self.name} is down")
         return self.node
+
+    def die(self) -> None:
+        """The process ends: what is durable stays."""
+        self.node = None
 
     def start(self) -> SiteNode:
         self.node = None
@@ -276,7 +287,7 @@ class Sites:
             self.all[name].hsm.install(master, key)
 
     def _link(self, name: str) -> FunctionLink:
-        return FunctionLink(lambda: self.all[name].alive(), lambda: self.batches(name))
+        return FunctionLink(lambda: self.all[name].alive(), lambda: self.batches(name), self.all[name].die)
 
 
 def destruction(labels: Sequence[str], cluster: str = "cluster-1") -> tuple[Operation, tuple[Approval, ...]]:
