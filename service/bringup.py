@@ -192,6 +192,13 @@ def _token(settings: Settings, name: str, owner: Account, officer: Account) -> I
     if place.exists():
         yield lambda: _whole(settings, place, owner)
         return
+    if name == "serving" and settings.roster_file.exists():
+        # The cluster knows this token: another in its place would hold none of the keys that stored voices need.
+        masters = ", ".join(master.label for master in Site.load(settings.site_file).masters) or "this site's keys"
+        raise HalfMade(
+            f"{place} is gone, and with it {masters}: no new key is made in its place",
+            fix=f"Restore {place} from a backup, or let officers replace this site (`glottis approvals`).",
+        )
     unfinished = place.with_name(f"{name}.new")
     shutil.rmtree(unfinished, ignore_errors=True)
     owner.folder(unfinished)
