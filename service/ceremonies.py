@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -231,14 +231,42 @@ class Offer:
         return self.desk.take(self.token, self.message, answer)
 
 
-def play(maker: Desk, receiver: Desk, ring: str, version: int | None = None) -> Transcript:
-    """Both sides on one machine, in one go: for development and the demo. Returns the whole transcript, kept at both."""
+def play(maker: Desk, receiver: Desk, ring: str, version: int | None = None, *, announced: bool = False) -> Transcript:
+    """Both sides on one machine, in one go: for development and the demo. Returns the whole transcript, kept at both.
+
+    `announced` lets both sites' processes start with the master in their tokens: once there are such processes.
+    """
     plan = maker.begin(ring, receiver.officer, version)
+    for desk in (maker, receiver) if announced else ():
+        desk.announce(plan)
     with receiver.offer(plan) as offer:
         received = offer.take(maker.send(offer.message))
     whole = maker.close(received)
     receiver.keep(whole)
     return whole
+
+
+def rehearse(settings: Settings, roster: Roster, keys: Mapping[str, OfficerKey], ring: str) -> RingMaster:
+    """The next version of `ring`, made by the development installation's own officers and PINs at every site it has here."""
+    if roster.development:
+        return _made_alone(settings, ring)
+    second = settings.of_site_b()
+    desks = [
+        Desk(site, roster, key, TokenPins.of_development(site))
+        for site, key in zip((settings, second), keys.values(), strict=False)
+    ]
+    return play(desks[0], desks[1], ring, announced=True).plan.master
+
+
+def _made_alone(settings: Settings, ring: str) -> RingMaster:
+    pins, isolation = TokenPins.of_development(settings), establish(settings.state_dir, settings.site)
+    with token_process(settings, isolation.vault, "versions") as token:
+        held = token.ask(ring=ring, user_pin=pins.user())["versions"]
+    serving = [master.version for master in Site.load(settings.site_file).masters if master.ring == ring]
+    master = RingMaster(ring, 1 + max([0, *held, *serving]))
+    announce(settings, isolation, master)
+    make_alone(settings, pins, master)
+    return master
 
 
 def make_alone(settings: Settings, pins: TokenPins, master: RingMaster) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import sys
 import time
@@ -17,10 +18,14 @@ from keyvault.errors import CeremonyMessageInvalid, CeremonyRefused
 from keyvault.hsm import RingMaster
 from keyvault.sync.roster import Roster
 from keyvault.sync.signatures import verify_p256
-from service.ceremonies import OAEP, Desk, Offer, TokenPins
+from service.ceremonies import OAEP, Desk, Offer, TokenPins, rehearse
 from service.cli.main import say_json
+from service.errors import NotRunning
+from service.isolation import establish
 from service.officers import OfficerKey, fingerprint, grouped, read_roster
 from service.settings import Secret, Settings
+from service.site import announce as announced
+from service.sites import development_officers
 from service.sync.admin import ask
 
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -103,6 +108,7 @@ def offer(desk: Desk, plan: Path, out: Path | None, reply: Path | None, yes: boo
     story = _read(plan)
     _compare(desk, story, yes=yes)
     desk.announce(story)
+    _expect(story.plan.master)
     with desk.offer(story) as offered:
         _tell(offered.message, out, as_json=as_json)
         wanted = reply or Path(_name(offered.message, Step.MASTER))
@@ -121,6 +127,7 @@ def send(desk: Desk, offered: Path, out: Path | None, yes: bool, as_json: bool) 
     story = _read(offered)
     _compare(desk, story, yes=yes)
     desk.announce(story)
+    _expect(story.plan.master)
     _tell(desk.send(story), out, as_json=as_json)
 
 
@@ -183,6 +190,41 @@ def abandon(desk: Desk, ring: str, version: int, dry_run: bool, yes: bool, as_js
 
 
 @ceremony.command()
+@click.argument("plan", type=_FILE)
+@_ROSTER
+@_JSON
+def announce(plan: Path, roster: Path | None, as_json: bool) -> None:
+    """At a serving host that is not the officer's console: let its processes meet PLAN's master in their token.
+
+    Run it before the token gets the master; a process that starts with a master it was not told of refuses the token.
+    """
+    settings, story = Settings.load(os.environ), _read(plan)
+    story.check(_roster(roster), verify_p256)
+    announced(settings, establish(settings.state_dir, settings.site), story.plan.master)
+    _expect(story.plan.master)
+    _say(story, f"this site may hold {story.plan.master.label}", as_json=as_json)
+
+
+@ceremony.command("rehearse")
+@click.option("--ring", default="main", show_default=True, help="The ring that gets a new version.")
+@_JSON
+def rehearsed(ring: str, as_json: bool) -> None:
+    """Play both officers on this machine, with the development installation's own keys and PINs. No production does this.
+
+    The version serves once `glottis keys rotate` has let both sites prove it to each other.
+    """
+    settings = Settings.load(os.environ)
+    roster = Roster.decode(base64.b64decode(ask(settings, "roster")["roster"]))
+    master = rehearse(settings, roster, development_officers(settings), ring)
+    for site in (settings, settings.of_site_b()) if settings.starts_peer else (settings,):
+        ask(site, "expect", master=master.label)
+    if as_json:
+        say_json({"ring": master.ring, "version": master.version, "name": master.label})
+    else:
+        click.echo(f"{master.label} is made; let it serve: glottis keys rotate {master.ring}")
+
+
+@ceremony.command()
 @click.argument("file", type=_FILE)
 @_ROSTER
 @_JSON
@@ -240,6 +282,14 @@ def _roster(path: Path | None) -> Roster:
 
 def _read(path: Path) -> Transcript:
     return Transcript.read(path.read_bytes())
+
+
+def _expect(master: RingMaster) -> None:
+    """Tell the running site what its token gets. Where none runs here, `announce` does it at the host where one does."""
+    try:
+        ask(Settings.load(os.environ), "expect", master=master.label)
+    except NotRunning:
+        click.echo("no site runs here: give `glottis keys ceremony announce PLAN` at the host where it does", err=True)
 
 
 def _agreed(settings: Settings, master: RingMaster) -> bool:

@@ -46,12 +46,14 @@ def serving_token(folder: Path) -> TokenFacts:
 
 def make_sites(folder: Path) -> CeremonySites:
     cluster, found = uuid4(), {}
-    for name in ("a", "b"):
-        settings = Settings.load({"GLOTTIS_STATE_DIR": str(folder / name), "GLOTTIS_SITE": name, "GLOTTIS_PEER": "external"})
+    first = Settings.load({"GLOTTIS_STATE_DIR": str(folder / "a")})
+    for name, settings in (("a", first), ("b", first.of_site_b())):
         facts = in_own_process(serving_token, settings.token_dir("serving"))
         settings.pin_file("serving").write_text(USER_PIN + "\n")
         settings.pin_file("serving").chmod(0o600)
         settings.officer_dir.mkdir(mode=0o700)
+        (settings.officer_dir / "serving.so-pin").write_text(SO_PIN + "\n")
+        (settings.officer_dir / "serving.so-pin").chmod(0o600)
         checkpoint = Ed25519PrivateKey.generate().public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
         log = TokenFacts("glottis-log", "0", (), {KeyName.CHECKPOINT_SIGNER: checkpoint})
         settings.site_file.write_text(Site(cluster, {"serving": facts, "log": log}, name).to_json())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from ceremony_sites import CeremonySites, make_sites
 
@@ -9,11 +11,12 @@ from keyvault.ceremony_messages import Step, Transcript
 from keyvault.errors import CeremonyMessageInvalid, CeremonyRefused
 from keyvault.hsm import RingMaster
 from keyvault.sync.signatures import verify_p256
-from service.ceremonies import Offer, TokenPins, make_alone, play
+from service.ceremonies import Offer, TokenPins, make_alone, play, rehearse
 from service.ceremony_steps import token_process
 from service.errors import OfficerKeyRefused, StepFailed
 from service.isolation import Account
 from service.settings import Settings
+from service.site import Site
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +174,17 @@ def test_one_site_makes_its_master_alone(sites: CeremonySites) -> None:
     assert refused.value.cause == "ceremony_refused"
 
 
+def test_a_rehearsal_plays_every_part_that_the_roster_has(sites: CeremonySites) -> None:
+    made = rehearse(sites.a, sites.roster, sites.keys, "rehearsed")
+    assert made == RingMaster("rehearsed", 1)
+    assert in_token(sites.a, "rehearsed") == in_token(sites.b, "rehearsed") == [1]
+    for settings in (sites.a, sites.b):  # announced, so that processes that start now take the token as it is
+        assert made in Site.load(settings.site_file).masters
+    alone = replace(sites.roster, sites=sites.roster.sites[:1], threshold=0)
+    assert rehearse(sites.a, alone, sites.keys, "rehearsed") == RingMaster("rehearsed", 2)
+    assert in_token(sites.b, "rehearsed") == [1]
+
+
 def test_no_pin_is_written_anywhere(sites: CeremonySites) -> None:
-    files = [path for path in sites.folder.rglob("*") if path.is_file() and path.name != "pin"]
+    files = [path for path in sites.folder.rglob("*") if path.is_file() and path.name not in ("pin", "serving.so-pin")]
     assert not [path for path in files if b"5207-officer" in path.read_bytes() or b"8841-serving" in path.read_bytes()]
