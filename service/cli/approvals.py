@@ -45,7 +45,7 @@ def list_(everything: bool, as_json: bool) -> None:
     found = _ask("approvals")["requests"]
     shown = [one for one in found if everything or one["outcome"] == "open"]
     lines = [
-        f"{one['id'][:16]}  {one['kind'].ljust(14)}  {len(one['approved_by'])} of {one['needed']}  {one['outcome'].ljust(9)}"
+        f"{one['id'][:16]}  {one['kind'].ljust(16)}  {len(one['approved_by'])} of {one['needed']}  {one['outcome'].ljust(9)}"
         f"  until {one['expires_at'][:16]}Z  by {one['requester']}"
         for one in shown
     ]
@@ -165,7 +165,7 @@ def carry_out(name: str, dry_run: bool, yes: bool, as_json: bool) -> None:
 def kinds(as_json: bool) -> None:
     """List everything that takes officers' approval."""
     facts = {kind.value: {"does": meaning.sentence, "undone": meaning.undone} for kind, meaning in MEANINGS.items()}
-    lines = [f"{kind.value.ljust(14)}  {meaning.sentence} Undone: {meaning.undone}" for kind, meaning in MEANINGS.items()]
+    lines = [f"{kind.value.ljust(16)}  {meaning.sentence} Undone: {meaning.undone}" for kind, meaning in MEANINGS.items()]
     say({"kinds": facts}, lines, as_json=as_json)
 
 
