@@ -47,7 +47,7 @@ def test_a_token_without_the_master_that_voices_need_is_refused_by_name(new_inst
     refused = up(installation)
     assert refused.returncode == 3, refused.stdout + refused.stderr
     assert "ring/main/1 (under which 1 stored keys lie)" in refused.stderr
-    assert "master_missing" in refused.stderr
+    assert "no new key is made in its place" in refused.stderr
     assert versions(config, pin) == ()
 
     shutil.rmtree(settings.token_dir("serving"))
