@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -53,13 +53,22 @@ class Figures:
 class Place:
     """One place in the pool: its session, opened when first asked for, and since when its operation runs."""
 
-    __slots__ = ("began", "held", "stuck", "thread")
+    __slots__ = ("_give_back", "began", "held", "stuck", "thread")
 
-    def __init__(self) -> None:
+    def __init__(self, give_back: Callable[[Place], None]) -> None:
+        self._give_back = give_back
         self.held: TokenSession | None = None
         self.began = 0.0
         self.thread = 0
         self.stuck = False
+
+    # A block of its own making: this is on the way of every call, where a generator would cost more than the rest.
+
+    def __enter__(self) -> Place:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._give_back(self)
 
     def drop(self) -> None:
         """Let go of the session; the next use opens a fresh one."""
@@ -124,7 +133,7 @@ class SessionPool:
         """Log in. `fatal` hears, once, what no retry of this process can mend. Raises HsmUnavailable, PinRejected."""
         self.token = Token(module, config, pin)
         self.figures = Figures()
-        self.places = [Place() for _ in range(config.sessions)]
+        self.places = [Place(self._give_back) for _ in range(config.sessions)]
         self.audit: Callable[[TokenSession], object] = lambda _: None
         """Asked of the token after each recovery, as at start; what it raises, nothing is served after."""
         self._module, self._config, self._pin, self._breaker, self._fatal = module, config, HeldPin(pin), breaker, fatal
@@ -173,8 +182,7 @@ class SessionPool:
         return time.monotonic() - self._healed > NOT_AGAIN_S
 
     def _try(self, operation: Callable[[TokenSession], Result]) -> Result:
-        place = self._borrowed()
-        try:
+        with self._borrowed() as place:
             session = place.held
             if session is None or not session.alive:
                 session = self._session(place)
@@ -188,8 +196,6 @@ class SessionPool:
             except CallFailed as error:
                 self._mend(place, error)
                 raise
-        finally:
-            self._give_back(place)
 
     def _session(self, place: Place) -> TokenSession:
         if place.held is not None and not place.held.alive:  # a key could not be destroyed: it goes with its session
@@ -213,10 +219,8 @@ class SessionPool:
         place.drop()
         return True
 
-    # Two methods instead of a `with` block: this is on the way of every call, where a generator would cost more than the rest.
-
     def _borrowed(self) -> Place:
-        """A place for one operation; the caller gives it back."""
+        """A place for one operation, given back when its block ends."""
         self.token.require_here()
         if self._refused is not None:
             raise self._refused
@@ -250,12 +254,13 @@ class SessionPool:
 
     @contextmanager
     def new_session(self) -> Iterator[TokenSession]:
-        """The same until the block ends."""
-        session = self.open_session()
+        """A fresh session until the block ends, in a place of the pool: no recovery stops the module meanwhile."""
+        place = self._borrowed()
         try:
-            yield session
+            with closing(self.open_session()) as session:
+                yield session
         finally:
-            session.close()
+            self._give_back(place)
 
     # Healing
 
@@ -296,7 +301,7 @@ class SessionPool:
             self._restart_module(deadline)
             try:
                 self.token = Token(self._module, self._config, self._pin)
-                with self.new_session() as session:
+                with closing(self.open_session()) as session:
                     self.audit(session)
             except (PinRejected, PromiseBroken) as error:
                 self._refuse(error)

@@ -173,6 +173,7 @@ def open_with_another_trusted_master(folder: Path) -> dict[str, str]:
 
 
 def test_every_weaker_template_is_named_by_a_probe(serving_token: ServingToken) -> None:
+    """B3: an unwrap that leaves an attribute out is refused or read back; a master that allows more stops the start."""
     found = in_own_process(probe_weak_masters, serving_token.config)
     assert found.pop("as it should be") == "passed"
     for name in MISSING:

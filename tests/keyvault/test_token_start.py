@@ -303,6 +303,7 @@ def test_the_last_try_is_never_used(serving_token: ServingToken, flag: int) -> N
 
 
 def test_many_threads_on_few_sessions(serving_token: ServingToken) -> None:
+    """A7: 32 threads on four sessions."""
     report = in_own_process(many_threads, serving_token.config, 32, 50)
     assert report["errors"] == []
     assert report["sessions"] <= 4 + 1
@@ -310,6 +311,7 @@ def test_many_threads_on_few_sessions(serving_token: ServingToken) -> None:
 
 
 def test_a_fork_is_refused_and_does_not_harm_the_parent(serving_token: ServingToken) -> None:
+    """A9: a child that inherits the module gets an error of ours."""
     said, mac = in_own_process(after_a_fork, serving_token.config)
     assert "fork" in said
     assert mac == 16
@@ -361,5 +363,6 @@ def _libc() -> Path:
 
 
 def test_a_token_of_another_serial_is_not_taken(serving_token: ServingToken) -> None:
+    """A13: a token is known by label and serial; another one is refused with both named."""
     with pytest.raises(HsmUnavailable, match="0 tokens"):
         in_own_process(opened, replace(serving_token.config, serial="0000000000000000"))
