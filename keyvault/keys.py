@@ -12,6 +12,7 @@ from keyvault.database import Transaction
 from keyvault.errors import HsmUnavailable, KeyCompromised, KeyDestroyed, KeyNotFound, RowChanged
 from keyvault.events import KeyEvent, Recorder
 from keyvault.hsm import NewDek, OpenDek, RingMaster, SiteHsm
+from keyvault.lifecycle import PendingUse
 from keyvault.locked import LockedBuffer
 from keyvault.records import KeyRef, RecordMac, RingVersion, WrappedKey
 from keyvault.rings import Rings
@@ -74,6 +75,7 @@ class VoiceKeys:
         self._receipts = receipts
         self._here = f"site {site}'s token" if site else "this token"
         self._sought: set[tuple[RingMaster, int]] = set()
+        self._pending = PendingUse(recorder, lambda: datetime.now(UTC))
         self.rings = Rings(hsm, store, recorder, mac)
 
     @contextmanager
@@ -137,6 +139,7 @@ class VoiceKeys:
         if row is None:
             return FoundKey.of(key, None)
         self._mac.check(row.mac, RingVersion.DOMAIN, *row.fields)
+        self._pending.note(transaction, row)
         if row.state in _OPENED:
             self._seek(transaction, RingMaster(row.ring, row.version), row)
         return FoundKey.of(key, row.state)

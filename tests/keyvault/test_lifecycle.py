@@ -333,6 +333,17 @@ class TestUseOfAPendingOne:
             ("main", 1, (START + WEEK).isoformat())
         ] * 3
 
+    def test_finding_a_voices_key_under_it_reports_it(self, house):
+        house.enrol()
+        house.put(V2, KeyState.DEACTIVATED)
+        house.desk.sign("ring/main/2")
+        house.lifecycle.destroy(V2, "retired")
+        for _ in range(3):
+            with house.database.begin() as transaction:
+                (voice,) = transaction.scalars(text("SELECT voice_id FROM wrapped_key"))
+                house.keys.current(transaction, voice)
+        assert [facts["version"] for facts in house.recorder.of("key.pending_destruction_used")] == [2]
+
     def test_its_references_are_shown(self, house):
         house.put(V2, KeyState.SUSPENDED)
         house.put(V1, KeyState.ACTIVE)
