@@ -1,7 +1,8 @@
 """Tables of cases beside the policies: what each policy must decide, as rows that people read and `glottis policy test` runs.
 
-A row names what differs from an honest request: `{"name", "action", "client", "voice", "consent", "territory", "allowed",
-"decided_by"}`, of which `client`, `voice`, `consent` and `territory` may be left out. Null: there is no such row.
+A row names what differs from an honest request: `{"name", "action", "client", "voice", "consent", "territory", "left",
+"allowed", "decided_by"}`, of which `client`, `voice`, `consent`, `territory` and `left` may be
+left out. Null: there is no such row.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from policies.consent import EVERYWHERE, Consent, ConsentState
 from policies.engine import SHIPPED, Decision, PolicyEngine, Question
 from policies.errors import PolicySetInvalid
 from policies.grants import Purpose
+from policies.quotas import Left
 
 TENANT = "acme"
 TERRITORY = "DE"
@@ -37,11 +39,12 @@ _CONSENT = Consent(
     row_version=1,
 )
 _VOICE = Voice(UUID(int=2), TENANT, "One", _CONSENT.consent_id, VoiceState.ACTIVE, UUID(int=3), 1, NOW, 1)
-HONEST = Question(Purpose.SPEAK, _CLIENT, _VOICE, _CONSENT, TERRITORY, NOW.timestamp())
+_LEFT = Left(requests=100, characters=100, seconds=100, attempts=100)
+HONEST = Question(Purpose.SPEAK, _CLIENT, _VOICE, _CONSENT, TERRITORY, NOW.timestamp(), _LEFT)
 """A request that nothing speaks against: a client with every role, its own voice, a consent for everywhere."""
 
 _STATES = {Client: ClientState, Voice: VoiceState, Consent: ConsentState}
-_MEMBERS = frozenset({"name", "action", "allowed", "decided_by", "client", "voice", "consent", "territory"})
+_MEMBERS = frozenset({"name", "action", "allowed", "decided_by", "client", "voice", "consent", "territory", "left"})
 _NEEDED = frozenset({"name", "action", "allowed", "decided_by"})
 RowValue = TypeVar("RowValue", Client, Voice, Consent)
 
@@ -76,6 +79,7 @@ def question(row: Mapping[str, Any]) -> Question:
         voice=None if row.get("voice", {}) is None else _changed(_VOICE, row.get("voice", {})),
         consent=None if row.get("consent", {}) is None else _changed(_CONSENT, row.get("consent", {})),
         territory=row.get("territory", TERRITORY),
+        left=replace(_LEFT, **row.get("left", {})),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from policies.authority import Client, ClientState, Voice, VoiceState
 from policies.consent import Consent, ConsentState
 from policies.errors import Denied, PolicySetInvalid
 from policies.grants import OPENING, Purpose
+from policies.quotas import Left
 
 SHIPPED = Path(__file__).parent
 """The folder of the set that comes with this package: `schema.cedarschema`, `*.cedar`, `cases/*.json`."""
@@ -39,6 +40,10 @@ _REFUSALS: dict[str, type[Denied]] = {
     "consent.unexpired": errors.ConsentExpired,
     "consent.purpose": errors.ConsentPurpose,
     "consent.territory": errors.ConsentTerritory,
+    "quota.attempts": errors.RateLimited,
+    "quota.requests": errors.RateLimited,
+    "quota.characters": errors.QuotaExhausted,
+    "quota.seconds": errors.QuotaExhausted,
 }
 """What the caller is told, by deciding policy; the first that holds speaks, so that isolation hides everything behind it."""
 
@@ -53,6 +58,7 @@ class Question:
     consent: Consent | None
     territory: str
     now: float
+    left: Left
 
 
 @dataclass(frozen=True)
@@ -156,7 +162,7 @@ def _resource(question: Question) -> dict[str, str]:
 
 
 def _request(question: Question) -> dict[str, Any]:
-    context: dict[str, Any] = {"purpose": question.purpose.value, "now": int(question.now)}
+    context: dict[str, Any] = {"purpose": question.purpose.value, "now": int(question.now), "left": asdict(question.left)}
     if question.purpose in (*OPENING, Purpose.ENROL) and question.consent is not None:
         consent = question.consent
         context["consent"] = {

@@ -254,3 +254,17 @@ class ConsentTerritory(Denied):
 
     code = "consent_territory"
     fix = "Ask the speaker for a consent that names this territory."
+
+
+class RateLimited(Denied):
+    """Too many requests, or too many that failed, in this minute."""
+
+    code = "rate_limited"
+    fix = "Wait for the seconds of Retry-After. The token was not used up, but it will be over: fetch a fresh one."
+
+
+class QuotaExhausted(Denied):
+    """The day's quota of this client or voice is used up."""
+
+    code = "quota_exhausted"
+    fix = "Wait for the seconds of Retry-After, or ask the operator for a larger quota: `glottis clients quota NAME`."

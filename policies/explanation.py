@@ -6,7 +6,7 @@ What would have to change is not derived but tried: each change below is made to
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from policies.authority import Authority, ClientState, Role, VoiceState
@@ -105,6 +105,8 @@ def _changes(question: Question, honest: Question) -> Iterator[Change]:
     else:
         yield from _consent_changes(question)
     yield from _client_changes(question)
+    if min(astuple(question.left)) <= 0:
+        yield Change("enough is left of the quotas", lambda asked: replace(asked, left=honest.left), mends=True)
 
 
 def _client_changes(question: Question) -> Iterator[Change]:

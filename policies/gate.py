@@ -8,13 +8,14 @@ recorded in a transaction of its own. What nobody proved is only counted, so tha
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hmac import compare_digest
 from typing import Protocol
 from uuid import UUID
 
-from keyvault.database import Database, Transaction
+from keyvault.database import Database, Statement, Transaction, send
 from keyvault.records import KeyRef
 from policies.audit.errors import AuditError
 from policies.authority import Authority, Client
@@ -29,6 +30,8 @@ from policies.errors import (
     PolicyError,
     ProofReplayed,
     PurposeMismatch,
+    QuotaExhausted,
+    RateLimited,
     SchemeInvalid,
     TextMismatch,
     TokenExpired,
@@ -40,11 +43,15 @@ from policies.errors import (
 from policies.grants import OPENING, Grant, Purpose, VerifiedProof, VerifiedToken
 from policies.intents import Facts, Intent, Intents, Outcome
 from policies.proofs import ProofVerifier, certificate_thumbprint
+from policies.quotas import Limits
 from policies.store import PolicyStore, Request, deciding, durable
+from policies.throttle import Throttle
 from policies.tokens import TokenVerifier
 
 ADMIT = "request.admit"
 """The action of the gate's intents."""
+NotCounted = (RateLimited, QuotaExhausted)
+"""Refusals that are no failed attempts: who waits as told fails no more."""
 
 
 class Refusals(Protocol):
@@ -88,6 +95,7 @@ class Gate:
         refusals: Refusals,
         territory: str,
         clock: Callable[[], float],
+        throttle: Throttle | None = None,
     ) -> None:
         """`territory`: where this installation is, an ISO 3166 code; consents are measured against it."""
         self._database = database
@@ -99,27 +107,26 @@ class Gate:
         self._refusals = refusals
         self._territory = territory
         self._clock = clock
+        self._throttle = throttle or Throttle(Limits().attempts, clock)
 
     def admit(self, call: Call) -> Grant:
         """Admit the call: when this returns, its intent is on disk. Raises PolicyError otherwise, and nothing has happened.
 
         Raises AuditUnavailable where the database cannot record it; the token is then not used up.
         """
-        try:
+        with counted(self._refusals, self._throttle, call.certificate_der):
             token, proof = self._authenticated(call)
-        except PolicyError as refusal:
-            self._refusals.count(refusal.code)
-            raise
         try:
             _check_request(token, call)
             with deciding(self._database) as transaction:
-                return self._admitted(transaction, token, proof)
+                return self._admitted(transaction, token, proof, len(call.text or ""))
         except (AuditError, AuditUnavailable):
             raise  # what the log could not take is not a refusal that it could take
         except PolicyError as refusal:
             record_refusal(
-                self._database, self._store, self._intents, self._refusals, proof, refusal, _denied(token, proof, refusal)
-            )
+                self._database, self._store, self._intents, self._refusals, proof, refusal, _denied(token, proof, refusal),
+                self._store.spend(token.x5t_s256, None, self._clock(), attempts=int(not isinstance(refusal, NotCounted))),
+            )  # fmt: skip
             raise
 
     def _authenticated(self, call: Call) -> tuple[VerifiedToken, VerifiedProof]:
@@ -136,11 +143,11 @@ class Gate:
             raise BindingMismatch("another certificate")
         return token, proof
 
-    def _admitted(self, transaction: Transaction, token: VerifiedToken, proof: VerifiedProof) -> Grant:
+    def _admitted(self, transaction: Transaction, token: VerifiedToken, proof: VerifiedProof, characters: int) -> Grant:
         """Two round trips: everything that is to be known, then the intent with the COMMIT."""
-        request = Request(token.x5t_s256, proof, token, token.voice, token.consent)
+        request = Request(token.x5t_s256, proof, self._clock(), token, token.voice, token.consent, characters)
         opening = self._store.open(transaction, request, *self._intents.place())
-        authority = opening.authority()
+        authority, left = opening.authority()
         client = _known(authority, token)
         if not opening.fresh_token:
             raise TokenReplayed()
@@ -151,11 +158,28 @@ class Gate:
         if now >= token.expires_at:
             raise TokenExpired()
         self._proofs.check_age(proof.issued_at)
-        question = Question(token.purpose, client, authority.voice, authority.consent, self._territory, now)
+        question = Question(token.purpose, client, authority.voice, authority.consent, self._territory, now, left)
         decided_by = self._engine.decide(question).require()
         intent = _intent("allowed", token, proof, {"policies": ",".join(decided_by)})
         intent_id = self._intents.append(transaction, intent, opening.rows, commit=True)
         return Grant(token, proof, intent_id, decided_by)
+
+
+@contextmanager
+def counted(refusals: Refusals, throttle: Throttle, certificate_der: bytes | None) -> Iterator[None]:
+    """What this block refuses proved nothing: it is counted, by code and by certificate, and neither recorded nor remembered.
+
+    Raises RateLimited before anything is looked at, for a certificate that failed too often.
+    """
+    certificate = certificate_thumbprint(certificate_der) if certificate_der else ""
+    try:
+        throttle.require(certificate)
+        yield
+    except PolicyError as refusal:
+        refusals.count(refusal.code)
+        if not isinstance(refusal, NotCounted):
+            throttle.failed(certificate)
+        raise
 
 
 def record_refusal(
@@ -166,14 +190,16 @@ def record_refusal(
     proof: VerifiedProof,
     refusal: PolicyError,
     intent: Intent,
+    spend: Statement,
 ) -> None:
-    """Record a refusal in a transaction of its own. Raises AuditUnavailable.
+    """Record a refusal, and count it by `spend`, in a transaction of its own. Raises AuditUnavailable.
 
     It uses the proof up, so that each entry costs the client one signature: a request seen on the way and sent again a
     thousand times is recorded once and counted after that.
     """
     with durable(database) as transaction:
         if store.consume_proof(transaction, proof):
+            send(transaction, spend)
             intents.append(transaction, intent)
         else:
             refusals.count(refusal.code)

@@ -46,5 +46,8 @@ class Intents(Protocol):
         `place`: the answers to `place`, where they were asked. With `commit` the transaction is committed in the same trip.
         """
 
-    def complete(self, intent_id: UUID, outcome: str, facts: dict[str, str | int]) -> None:
-        """Record, in a transaction of its own, what came of an allowed intent: `outcome` is a stable word or code."""
+    def complete(self, intent_id: UUID, outcome: str, facts: dict[str, str | int], *beside: Statement) -> None:
+        """Record, in a transaction of its own, what came of an allowed intent: `outcome` is a stable word or code.
+
+        `beside`: statements that are to commit with it.
+        """

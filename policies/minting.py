@@ -29,11 +29,13 @@ from policies.errors import (
     PolicyError,
     ProofReplayed,
 )
-from policies.gate import Refusals, key_details, record_refusal, refusal_details, require_rows
+from policies.gate import NotCounted, Refusals, counted, key_details, record_refusal, refusal_details, require_rows
 from policies.grants import OPENING, Purpose, VerifiedProof
 from policies.intents import Facts, Intent, Intents, Outcome
 from policies.proofs import ProofVerifier, certificate_thumbprint
+from policies.quotas import Limits
 from policies.store import Opening, PolicyStore, Request, deciding
+from policies.throttle import Throttle
 from policies.tokens import MAX_CHARS, TOKEN_LIFETIME_S, Entitlement, TokenMint
 
 MINT = "token.mint"
@@ -148,6 +150,7 @@ class Minting:
         key_of: KeyOf,
         territory: str,
         clock: Callable[[], float],
+        throttle: Throttle | None = None,
     ) -> None:
         self._database = database
         self._mint = mint
@@ -159,18 +162,16 @@ class Minting:
         self._key_of = key_of
         self._territory = territory
         self._clock = clock
+        self._throttle = throttle or Throttle(Limits().attempts, clock)
 
     def issue(self, request: TokenRequest) -> IssuedToken:
         """Issue one token. Raises PolicyError; a refusal to a client that proved who it is has been recorded."""
-        try:
+        with counted(self._refusals, self._throttle, request.certificate_der):
             wish, proof, x5t_s256 = self._proved(request)
-        except PolicyError as refusal:
-            self._refusals.count(refusal.code)
-            raise
         client: Client | None = None
         try:
             with deciding(self._database) as transaction:
-                asked = Request(x5t_s256, proof, voice=wish.voice, consent=wish.consent)
+                asked = Request(x5t_s256, proof, self._clock(), voice=wish.voice, consent=wish.consent)
                 opening = self._store.open(transaction, asked, *self._intents.place())
                 client = _client(opening, proof)
                 entitlement, decided_by = self._entitled(transaction, client, opening, wish, proof)
@@ -182,9 +183,11 @@ class Minting:
         except PolicyError as refusal:
             if client is None:
                 self._refusals.count(refusal.code)
+                self._throttle.failed(x5t_s256)
             else:
                 intent = _intent("denied", client, wish, proof, refusal_details(refusal))
-                record_refusal(self._database, self._store, self._intents, self._refusals, proof, refusal, intent)
+                spend = self._store.spend(x5t_s256, None, self._clock(), attempts=int(not isinstance(refusal, NotCounted)))
+                record_refusal(self._database, self._store, self._intents, self._refusals, proof, refusal, intent, spend)
             raise
         return IssuedToken(self._mint.mint(entitlement), TOKEN_LIFETIME_S, wish.details(), intent_id)
 
@@ -204,9 +207,9 @@ class Minting:
         if not opening.fresh_proof:
             raise ProofReplayed()
         self._proofs.check_age(proof.issued_at)
-        authority = opening.authority()
+        authority, left = opening.authority()
         require_rows(wish.purpose, authority)
-        question = Question(wish.purpose, client, authority.voice, authority.consent, self._territory, self._clock())
+        question = Question(wish.purpose, client, authority.voice, authority.consent, self._territory, self._clock(), left)
         decided_by = self._engine.decide(question).require()
         entitlement = Entitlement(
             jti=self._mint.new_jti(),

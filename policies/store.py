@@ -7,7 +7,7 @@ do what. Every change is a compare-and-swap on `row_version`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
@@ -15,29 +15,12 @@ from enum import StrEnum
 from typing import Any, TypeVar
 from uuid import UUID
 
-from sqlalchemy import (
-    ARRAY,
-    CheckConstraint,
-    Column,
-    DateTime,
-    ForeignKey,
-    Integer,
-    LargeBinary,
-    Table,
-    Text,
-    Uuid,
-    bindparam,
-    delete,
-    func,
-    select,
-    text,
-    update,
-)
+from sqlalchemy import Table, and_, delete, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from keyvault.database import Database, Rows, Statement, Transaction, metadata, send
+from keyvault.database import Database, Rows, Statement, Transaction, send
 from keyvault.errors import RecordTampered
 from keyvault.records import Field, RecordMac, canonical
 from policies.authority import Authority, Client, ClientState, Voice, VoiceState
@@ -45,67 +28,30 @@ from policies.consent import Consent, ConsentState
 from policies.errors import AuditUnavailable, AuthorityRowTampered, RowChanged
 from policies.grants import CLOCK_TOLERANCE_S, VerifiedProof, VerifiedToken
 from policies.proofs import PROOF_AGE_S
-
-AuthorityRow = TypeVar("AuthorityRow", Client, Consent, Voice)
-
-
-def _row_guard() -> tuple[Column[int], Column[bytes]]:
-    return Column("row_version", Integer, nullable=False), Column("mac", LargeBinary, nullable=False)
-
-
-client = Table(
-    "client",
-    metadata,
-    Column("client_id", Text, primary_key=True),
-    Column("tenant", Text, nullable=False),
-    Column("cert_sha256", Text, nullable=False, unique=True),
-    Column("jkt", Text, nullable=False),
-    Column("roles", ARRAY(Text), nullable=False),
-    Column("state", Text, nullable=False),
-    *_row_guard(),
+from policies.quotas import EVERYONE, Left, Limits, Quota, Scope, Used, left, windows
+from policies.tables import (
+    AUTHORITY,
+    CONSUME,
+    CONSUME_PROOF,
+    DURABLE,
+    LIMITS,
+    SPEND,
+    authority_change,
+    client,
+    consent,
+    quota,
+    usage,
+    used_proof,
+    used_token,
+    voice,
 )
-consent = Table(
-    "consent",
-    metadata,
-    Column("consent_id", Uuid, primary_key=True),
-    Column("tenant", Text, nullable=False),
-    Column("subject", Text, nullable=False),
-    Column("purposes", ARRAY(Text), nullable=False),
-    Column("territory", ARRAY(Text), nullable=False),
-    Column("expires_at", DateTime(timezone=True), nullable=False),
-    Column("evidence_sha256", Text, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("created_at", DateTime(timezone=True), nullable=False),
-    *_row_guard(),
-)
-voice = Table(
-    "voice",
-    metadata,
-    Column("voice_id", Uuid, primary_key=True),
-    Column("tenant", Text, nullable=False, index=True),
-    Column("name", Text, nullable=False),
-    Column("consent_id", Uuid, ForeignKey(consent.c.consent_id), nullable=False, index=True),
-    Column("state", Text, nullable=False),
-    Column("dek_id", Uuid, nullable=False),
-    Column("key_version", Integer, nullable=False),
-    Column("created_at", DateTime(timezone=True), nullable=False),
-    *_row_guard(),
-    CheckConstraint("key_version >= 1", name="key_version"),
-)
-used_token = Table(
-    "used_token",
-    metadata,
-    Column("iss", Text, primary_key=True),
-    Column("jti", Text, primary_key=True),
-    Column("expires_at", DateTime(timezone=True), nullable=False, index=True),
-)
-used_proof = Table(
-    "used_proof",
-    metadata,
-    Column("jkt", Text, primary_key=True),
-    Column("jti", Text, primary_key=True),
-    Column("expires_at", DateTime(timezone=True), nullable=False, index=True),
-)
+
+AuthorityRow = TypeVar("AuthorityRow", Client, Consent, Voice, Quota)
+Value = Client | Consent | Voice | Quota
+_NOTHING_LEFT = Left(0, 0, 0, 0)
+_FORGOTTEN = 2**31 - 1
+"""The row version of a row that is not to come back."""
+
 
 MAC_BYTES = 16
 RETENTION_S = 2 * CLOCK_TOLERANCE_S
@@ -116,35 +62,6 @@ Clocks agree with the true time to CLOCK_TOLERANCE_S, so two of them agree to tw
 consumed, so a request that was held up in between is refused rather than accepted without its guard.
 """
 
-# Built once: putting the statement together would cost more than the database takes to answer it.
-_AUTHORITY = (
-    select(client, voice, consent)
-    .select_from(client)
-    .outerjoin(voice, voice.c.voice_id == bindparam("voice_id"))
-    .outerjoin(consent, consent.c.consent_id == func.coalesce(voice.c.consent_id, bindparam("consent_id", type_=Uuid)))
-    .where(client.c.cert_sha256 == bindparam("x5t_s256"))
-)
-_CONSUME_TOKEN = (
-    insert(used_token)
-    .values(iss=bindparam("iss"), jti=bindparam("token_jti"), expires_at=bindparam("token_expires_at"))
-    .on_conflict_do_nothing()
-    .returning(used_token.c.jti)
-)
-_CONSUME_PROOF = (
-    insert(used_proof)
-    .values(jkt=bindparam("jkt"), jti=bindparam("proof_jti"), expires_at=bindparam("proof_expires_at"))
-    .on_conflict_do_nothing()
-    .returning(used_proof.c.jti)
-)
-# Of two at once the second waits for the first to commit or not; the scalar queries run in this order, always.
-_CONSUME = select(
-    *(
-        select(func.count()).select_from(consumed.cte(name)).scalar_subquery()
-        for name, consumed in {"token_guard": _CONSUME_TOKEN, "proof_guard": _CONSUME_PROOF}.items()
-    )
-)
-# A gate that cannot finish while the token lives has no reason to hold its locks.
-_DURABLE = text("SELECT set_config('synchronous_commit', 'on', true), set_config('statement_timeout', '5s', true)")
 _ROWS_REMEMBERED = 4096
 
 
@@ -155,7 +72,7 @@ def durable(database: Database) -> Iterator[Transaction]:
     If the connection is lost while it commits, the outcome is unknown: the token may have been used up all the same.
     """
     with deciding(database) as transaction:
-        transaction.execute(_DURABLE)
+        transaction.execute(DURABLE)
         yield transaction
 
 
@@ -176,9 +93,11 @@ class Request:
 
     x5t_s256: str
     proof: VerifiedProof
+    now: float
     token: VerifiedToken | None = None
     voice: UUID | None = None
     consent: UUID | None = None
+    characters: int = 0
 
 
 @dataclass(frozen=True)
@@ -186,8 +105,8 @@ class Opening:
     """What the first round trip of a decision found: the client, whether token and proof were fresh, the answers to `then`."""
 
     client: Client | None
-    authority: Callable[[], Authority]
-    """The client's row with the others, each checked when this is called. Raises AuthorityRowTampered."""
+    authority: Callable[[], tuple[Authority, Left]]
+    """All rows, each checked when this is called, and what is left of the quotas. Raises AuthorityRowTampered."""
     fresh_token: bool
     fresh_proof: bool
     rows: Sequence[Rows]
@@ -196,34 +115,62 @@ class Opening:
 class PolicyStore:
     """Reads and writes in the caller's transaction; checks every authority row's MAC before anybody sees it."""
 
-    def __init__(self, mac: RecordMac) -> None:
+    def __init__(self, mac: RecordMac, limits: Limits | None = None) -> None:
+        """`limits`: those of clients and voices for which no others are set."""
         self._mac = mac
+        self._limits = limits or Limits()
         self._checked: set[bytes] = set()
 
     def open(self, transaction: Transaction, request: Request, *then: Statement) -> Opening:
-        """The whole first half of a decision in one round trip: durable from here on, authority rows, guards, and `then`.
+        """The whole first half of a decision in one round trip: durable from here on, authority rows, guards, use, and `then`.
 
         Authority is one query: the client with this certificate, the voice, and the voice's consent or else the one named.
-        Raises AuthorityRowTampered. A transaction that is rolled back used up neither token nor proof.
+        Raises AuthorityRowTampered. A transaction that is rolled back used up neither token nor proof nor quota.
         """
         named = {"x5t_s256": request.x5t_s256, "voice_id": request.voice, "consent_id": request.consent}
+        limited = named | {"everyone": EVERYONE, "voice_name": None if request.voice is None else str(request.voice)}
         guard = _proof_guard(request.proof)
-        if request.token is None:
-            consume: Statement = (_CONSUME_PROOF, guard)
-        else:
-            consume = (_CONSUME, guard | _token_guard(request.token))
-        _, authority, consumed, *rows = send(transaction, (_DURABLE, {}), (_AUTHORITY, named), consume, *then)
+        consume: Statement = (CONSUME_PROOF, guard)
+        if request.token is not None:
+            consume = (CONSUME, guard | _token_guard(request.token))
+        spend = self.spend(request.x5t_s256, request.voice, request.now, requests=1, characters=request.characters)
+        answers = send(transaction, (DURABLE, {}), (AUTHORITY, named), consume, (LIMITS, limited), spend, *then)
+        _, authority, consumed, limits, used, *rows = answers
         fresh = (True, bool(consumed)) if request.token is None else (bool(consumed[0][0]), bool(consumed[0][1]))
         if not authority:
-            return Opening(None, lambda: Authority(None, None, None), *fresh, rows)
+            return Opening(None, lambda: (Authority(None, None, None), _NOTHING_LEFT), *fresh, rows)
         [row], voices, consents = authority, len(client.c), len(client.c) + len(voice.c)
-        caller = self._read(row[:voices], Client)
-        return Opening(
-            caller,
-            lambda: Authority(caller, self._read(row[voices:consents], Voice), self._read(row[consents:], Consent)),
-            *fresh,
-            rows,
-        )
+        newest = row[-3:]
+        caller = self._read(row[:voices], Client, newest[0])
+
+        def rest() -> tuple[Authority, Left]:
+            found = Authority(
+                caller, self._read(row[voices:consents], Voice, newest[1]), self._read(row[consents:-3], Consent, newest[2])
+            )
+            names = {Scope.CLIENT: (EVERYONE, row[0]), Scope.VOICE: (EVERYONE, str(request.voice))}
+            return found, self._left(limits, used, names)
+
+        return Opening(caller, rest, *fresh, rows)
+
+    def _left(self, limits: Rows, used: Rows, names: Mapping[Scope, tuple[str, str]]) -> Left:
+        """What is left. Raises AuditUnavailable where the database counted nothing, AuthorityRowTampered."""
+        if not used or used[0][0] != Scope.CLIENT:
+            raise AuditUnavailable("usage")
+        spent = {Scope(scope): Used(*counts) for scope, *counts in used}
+        quotas = [found for row in limits if (found := self._read(row[:-1], Quota, row[-1])) and found.name in names[found.scope]]
+        own = sorted(quotas, key=lambda found: found.name != EVERYONE)  # an own limit counts before everyone's
+        return left(dict.fromkeys(Scope, self._limits) | {found.scope: found.limits for found in own}, spent)
+
+    def spend(self, x5t_s256: str, voice_id: UUID | None, now: float, **amounts: int) -> Statement:
+        """The statement that counts use by the client with this certificate, and of this voice, in the windows of now."""
+        minute, day = windows(now)
+        counted = dict.fromkeys(("requests", "attempts", "characters", "milliseconds"), 0) | amounts
+        return SPEND, counted | {"x5t_s256": x5t_s256, "voice_id": voice_id, "minute": minute, "day": day}
+
+    def quotas(self, transaction: Transaction) -> tuple[Quota, ...]:
+        """Every limit that is set, clients' first. Raises AuthorityRowTampered."""
+        rows = transaction.execute(select(quota).order_by(quota.c.scope, quota.c.name))
+        return tuple(found for row in rows if (found := self._read(row, Quota)))
 
     def client(self, transaction: Transaction, client_id: str) -> Client | None:
         """The client of this name. Raises AuthorityRowTampered."""
@@ -257,7 +204,7 @@ class PolicyStore:
         rows = select(voice.c.voice_id).filter_by(**of).order_by(voice.c.created_at.desc(), voice.c.voice_id)
         return tuple(transaction.scalars(rows.limit(limit)))
 
-    def insert(self, transaction: Transaction, value: Client | Consent | Voice) -> None:
+    def insert(self, transaction: Transaction, value: Value) -> None:
         """Write a new row. Raises RowChanged if there is one with this key."""
         table = _KINDS[type(value)][0]
         if not _new(transaction, table, self._columns(value)):
@@ -270,13 +217,14 @@ class PolicyStore:
         """
         new = replace(new, row_version=old.row_version + 1)
         table, key, _ = _KINDS[type(old)]
-        current = (table.c[key] == getattr(old, key)) & (table.c.row_version == old.row_version)
+        current = and_(*(table.c[name] == getattr(old, name) for name in key), table.c.row_version == old.row_version)
         try:
             written = transaction.execute(update(table).where(current).values(**self._columns(new)))
         except IntegrityError:
             raise RowChanged(f"{table.name}: taken by another row") from None
         if written.rowcount != 1:
             raise RowChanged(f"{table.name}: changed meanwhile")
+        _list_change(transaction, table, [str(getattr(old, name)) for name in key], new.row_version)
         return new
 
     def voice_anywhere(self, transaction: Transaction, voice_id: UUID) -> Voice | None:
@@ -292,17 +240,21 @@ class PolicyStore:
         table, key, _ = _KINDS[type(value)]
         row = self._columns(value)
         older = table.c.row_version <= value.row_version
-        statement = insert(table).values(row).on_conflict_do_update(index_elements=[key], set_=row, where=older)
-        if transaction.execute(statement.returning(table.c[key])).first() is None:
+        statement = insert(table).values(row).on_conflict_do_update(index_elements=key, set_=row, where=older)
+        if transaction.execute(statement.returning(table.c[key[0]])).first() is None:
             raise RowChanged(f"{table.name}: changed meanwhile")
+        _list_change(transaction, table, [str(getattr(value, name)) for name in key], value.row_version)
 
     def forget_voice(self, transaction: Transaction, voice_id: UUID) -> None:
         """Delete the row of a voice that was erased. Idempotent."""
         transaction.execute(delete(voice).where(voice.c.voice_id == voice_id))
+        for counted in (usage, quota):
+            transaction.execute(delete(counted).where(counted.c.scope == Scope.VOICE.value, counted.c.name == str(voice_id)))
+        _list_change(transaction, voice, [str(voice_id)], _FORGOTTEN)
 
     def consume_proof(self, transaction: Transaction, proof: VerifiedProof) -> bool:
         """Use the proof up; False if it was used before."""
-        return transaction.execute(_CONSUME_PROOF, _proof_guard(proof)).first() is not None
+        return transaction.execute(CONSUME_PROOF, _proof_guard(proof)).first() is not None
 
     def purge(self, transaction: Transaction, now: float) -> int:
         """Forget used tokens and proofs that no clock would accept any more; returns how many."""
@@ -311,19 +263,24 @@ class PolicyStore:
             transaction.execute(delete(table).where(table.c.expires_at < before)).rowcount for table in (used_token, used_proof)
         )
 
-    def _read(self, row: Sequence[Any], kind: type[AuthorityRow]) -> AuthorityRow | None:
-        """The value in these columns, in the table's order; None where an outer join found no row. Raises AuthorityRowTampered."""
-        table, key, state = _KINDS[kind]
+    def _read(self, row: Sequence[Any], kind: type[AuthorityRow], newest: int | None = None) -> AuthorityRow | None:
+        """The value in these columns, in the table's order; None where an outer join found no row.
+
+        Raises AuthorityRowTampered, also for a row that is older than `newest`: an earlier one was put back, MAC and all.
+        """
+        table, key, named = _KINDS[kind]
         values: dict[str, Any] = dict(zip(table.c.keys(), row, strict=True))
-        if values[key] is None:
+        if values[key[0]] is None:
             return None
         mac = bytes(values.pop("mac"))
         columns: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
         try:
-            found = kind(**columns | {"state": state(columns["state"])})
+            found = kind(**columns | {name: words(columns[name]) for name, words in named.items()})
             self._check(mac, table.name, *found.fields())
         except (RecordTampered, ValueError):
             raise AuthorityRowTampered(table.name) from None
+        if newest is not None and found.row_version < newest:
+            raise AuthorityRowTampered(f"{table.name}: put back")
         return found
 
     def _check(self, mac: bytes, domain: str, *fields: Field) -> None:
@@ -337,19 +294,30 @@ class PolicyStore:
             self._checked.clear()
         self._checked.add(digest)
 
-    def _columns(self, value: Client | Consent | Voice) -> dict[str, Any]:
+    def _columns(self, value: Value) -> dict[str, Any]:
         """The row of a value, with its MAC."""
         table = _KINDS[type(value)][0]
         columns = {field.name: getattr(value, field.name) for field in fields(value)}
         columns = {name: list(item) if isinstance(item, tuple) else item for name, item in columns.items()}
-        return columns | {"state": value.state.value, "mac": self._mac.make(table.name, *value.fields())}
+        columns = {name: item.value if isinstance(item, StrEnum) else item for name, item in columns.items()}
+        return columns | {"mac": self._mac.make(table.name, *value.fields())}
 
 
-_KINDS: dict[type, tuple[Table, str, type[StrEnum]]] = {
-    Client: (client, "client_id", ClientState),
-    Consent: (consent, "consent_id", ConsentState),
-    Voice: (voice, "voice_id", VoiceState),
+_KINDS: dict[type, tuple[Table, tuple[str, ...], dict[str, type[StrEnum]]]] = {
+    Client: (client, ("client_id",), {"state": ClientState}),
+    Consent: (consent, ("consent_id",), {"state": ConsentState}),
+    Voice: (voice, ("voice_id",), {"state": VoiceState}),
+    Quota: (quota, ("scope", "name"), {"scope": Scope}),
 }
+
+
+def _list_change(transaction: Transaction, table: Table, key: list[str], row_version: int) -> None:
+    """Add to the list that only grows. From the commit on, no older version of this row counts."""
+    listed = {"kind": table.name, "key": "/".join(key), "row_version": row_version}
+    if not _new(transaction, authority_change, listed) and not transaction.scalar(
+        select(authority_change.c.row_version).filter_by(**listed)
+    ):
+        raise RowChanged(f"{table.name}: the database did not keep its change")
 
 
 def _new(transaction: Transaction, table: Table, row: dict[str, Any]) -> bool:

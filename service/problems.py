@@ -6,6 +6,7 @@ with `fix` beside it. Nothing of what the caller sent is ever echoed.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 from starlette.responses import JSONResponse
@@ -16,7 +17,7 @@ _BY_STATUS: Mapping[int, str] = {
     " proof_replayed scheme_invalid binding_mismatch purpose_mismatch voice_mismatch text_mismatch voice_key_changed"
     " grant_mismatch",
     403: "denied client_inactive voice_suspended consent_withdrawn consent_expired consent_purpose consent_territory"
-    " key_state_forbids",
+    " key_state_forbids key_compromised key_destroyed",
     404: "not_found voice_unknown consent_unknown key_version_not_found voiceprint_missing voice_erased",
     405: "method_not_allowed",
     408: "client_disconnected cancelled",
@@ -25,6 +26,7 @@ _BY_STATUS: Mapping[int, str] = {
     415: "not_audio unsupported_audio",
     422: "audio_refused damaged_audio audio_empty invalid_samples decode_timeout quality_refused embedding_invalid"
     " conditioning_invalid too_little_speech empty_input unspeakable speed_out_of_range",
+    429: "rate_limited quota_exhausted",
     # Broken trust or our own fault: refused, and somebody should look.
     500: "internal_error record_tampered authority_row_tampered seal_broken unwrap_rejected hsm_promise_broken audit_tampered"
     " audit_diverged audit_error audit_record_invalid audit_completion_refused conditioning_refused synthesis_failed model_refused"
@@ -42,7 +44,10 @@ RETRY_AFTER_S: Mapping[str, int] = {
     code: 2 if code in ("audit_unavailable", "hsm_unavailable") else 1 for code in _BY_STATUS[503].split()
 }
 
+_WINDOWS_S: Mapping[str, int] = {"rate_limited": 60, "quota_exhausted": 86_400}
+"""These count by the minute and by the day, UTC: what was used up is there again when the next one begins."""
 _KINDS = {
+    429: "rate_limit_error",
     400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
@@ -64,7 +69,9 @@ def problem(code: str, message: str, fix: str, *, extra: Mapping[str, object] | 
     headers = {"Cache-Control": "no-store"}
     if code in RETRY_AFTER_S:
         headers["Retry-After"] = str(RETRY_AFTER_S[code])
-    if status in (401, 403):
+    if code in _WINDOWS_S:
+        headers["Retry-After"] = str(_WINDOWS_S[code] - int(time.time()) % _WINDOWS_S[code])
+    if status in (401, 403, 429):
         # SDKs retry some refusals by themselves; a single-use token would come back as a replay.
         headers["x-should-retry"] = "false"
     if status == 401:

@@ -30,8 +30,10 @@ from policies.gate import Call, Gate
 from policies.grants import Purpose
 from policies.minting import Minting, TokenRequest
 from policies.proofs import ProofVerifier, certificate_thumbprint, make_proof, public_jwk
+from policies.quotas import Limits
 from policies.registry import Registry
 from policies.store import PolicyStore
+from policies.throttle import Throttle
 from policies.tokens import TokenMint, TokenVerifier, jwk_thumbprint
 
 BASE = "https://voice.example"
@@ -130,9 +132,10 @@ class House:
     clock: Clock = field(default_factory=Clock)
     refusals: Counted = field(default_factory=Counted)
     territory: str = "DE"
+    limits: Limits = field(default_factory=lambda: Limits(*[10**9] * 4))
 
     def __post_init__(self) -> None:
-        self.store = PolicyStore(RecordMac(self.hsm))
+        self.store = PolicyStore(RecordMac(self.hsm), self.limits)
         self.registry = Registry(self.store, self.clock)
         self.audit = AuditStore(self.database, self.hsm)
         self.engine = PolicyEngine.shipped()
@@ -148,6 +151,7 @@ class House:
             "refusals": self.refusals,
             "territory": self.territory,
             "clock": self.clock,
+            "throttle": Throttle(self.limits.attempts, self.clock),
         }
         self.gate = Gate(verifier=self.verifier, **common)
         self.minting = Minting(mint=self.mint, key_of=key_of, **common)

@@ -91,14 +91,14 @@ class AuditStore:
             self._write(transaction, "intent", found, intent_id, fields, sealed=sealed, commit=commit)
         return intent_id
 
-    def complete(self, intent_id: UUID, outcome: str, facts: dict[str, str | int]) -> None:
-        """Record, in a transaction of its own, what came of an intent: durable on return.
+    def complete(self, intent_id: UUID, outcome: str, facts: dict[str, str | int], *beside: Statement) -> None:
+        """Record, in a transaction of its own, what came of an intent, with statements `beside`: durable on return.
 
         Raises AuditUnavailable, RecordInvalid, and CompletionRefused for an unknown or completed intent.
         """
         fields = record.completion_fields(intent_id, outcome, facts)
         with _unavailable(), self._database.begin() as transaction:
-            _, *place = send(transaction, (_DURABLE, {}), *self._place("completion"))
+            _, *place = send(transaction, (_DURABLE, {}), *beside, *self._place("completion"))
             found = self._found(transaction, "completion", place)
             self._write(transaction, "completion", found, intent_id, fields, commit=True)
 

@@ -136,7 +136,7 @@ def _questions(said: dict[str, Any], now: datetime) -> tuple[Question, Question]
     client = replace(client, tenant=tenant)
     voice = replace(voice, tenant=tenant)
     consent = replace(consent, tenant=tenant, expires_at=now + timedelta(days=1), purposes=tuple(sorted(CONSENT_PURPOSES)))
-    honest = Question(Purpose(said["purpose"]), client, voice, consent, said["territory"], now.timestamp())
+    honest = Question(Purpose(said["purpose"]), client, voice, consent, said["territory"], now.timestamp(), cases.HONEST.left)
     asked = replace(
         honest,
         client=_client(client, said),

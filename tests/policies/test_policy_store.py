@@ -30,7 +30,7 @@ def test_rows_come_back_as_they_were_written(house: House):
         assert house.store.voices(transaction, "acme") == (voice,)
         assert house.store.clients(transaction) == (house.of_client("app"),)
         proof = VerifiedProof(device.jkt, "p" * 22, int(house.clock()))
-        everything = house.store.open(transaction, Request(device.x5t, proof, voice=voice_id)).authority()
+        everything, _ = house.store.open(transaction, Request(device.x5t, proof, house.clock(), voice=voice_id)).authority()
     assert (everything.client, everything.voice, everything.consent) == (house.of_client("app"), voice, consent)
     assert consent.territory == ("DE", "FR")
     assert "Speaker One" not in repr(consent)
