@@ -223,3 +223,18 @@ def test_a_program_that_dies_while_its_successor_starts_leaves_its_place_to_it(s
     assert supervisor.pids()["vault-0"] != first
     supervisor.stop()
     assert gone(first)
+
+
+def test_one_that_is_not_vital_ends_nothing_and_is_tried_again(supervisor, tmp_path, said, monkeypatch):
+    monkeypatch.setattr(module, "BACKOFF_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(module, "_SELDOM_SECONDS", 0.1)
+    tries = tmp_path / "tries"
+    words = json.dumps({"event": "wrong PIN", "code": "pin_rejected"})
+    supervisor.begin([program("other", f"echo x >> {tries}; echo '{words}'; exit 1", vital=False)])
+    supervisor.start([program("main", "sleep 60")])
+    watch_for(supervisor, 3.5)
+    assert len(tries.read_text().split()) > 3  # three waits are short ones
+    assert [line for line in said if "will not stay up" in line] == [
+        "other will not stay up (wrong PIN); trying it again now and then"
+    ]
+    assert "main" in supervisor.pids()
