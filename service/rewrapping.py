@@ -22,11 +22,9 @@ from uuid import UUID
 
 from sqlalchemy import create_engine
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.pool import QueuePool
 
 from keyvault.database import Database
 from keyvault.hsm import Hsm
-from keyvault.pkcs11_hsm import Pkcs11Hsm
 from keyvault.records import RecordMac
 from keyvault.rotation import Outcome, Part, Plan, Rewrapping
 from keyvault.store import KeyStore
@@ -35,8 +33,8 @@ from service.errors import DatabaseUnavailable, StepFailed
 from service.isolation import establish, harden_process, start
 from service.key_events import KeyEventRecorder
 from service.logs import configure_logging, last_words
+from service.masters import serving_token
 from service.settings import Settings
-from service.site import Site, token_config
 
 MOST_WORKERS = 32
 
@@ -96,7 +94,7 @@ def rewrap(settings: Settings, job: Job, tell: Callable[[Total], None]) -> Total
 @contextmanager
 def _worker(settings: Settings, job: Job, index: int) -> Iterator[subprocess.Popen[bytes]]:
     """A started worker; it is ended with the block."""
-    isolation = establish(settings.state_dir)
+    isolation = establish(settings.state_dir, settings.site)
     argv = [sys.executable, "-P", "-m", "service.rewrapping"]
     groups = isolation.database_groups(embedded=settings.embedded)
     environ = settings.environ(worker=f"rewrap-{index}")
@@ -129,22 +127,12 @@ def _listen(child: subprocess.Popen[bytes], index: int, said: queue.SimpleQueue[
 
 @contextmanager
 def serving(settings: Settings) -> Iterator[tuple[Database, Hsm]]:
-    """The vault's database role and the serving token, with every master that the database names and the token holds.
-
-    Whoever reads a ring's rows checks their MACs; what the token may hold beyond is refused at once. Raises HsmUnavailable,
-    PromiseBroken, DatabaseUnavailable.
-    """
-    site = Site.load(settings.site_file)
-    database = create_engine(settings.role_url("vault"), poolclass=QueuePool, pool_size=2, connect_args={"connect_timeout": 5})
+    """The vault's database role, a connection a thread, and the serving token. Raises what `serving_token` raises, and
+    DatabaseUnavailable."""
+    database = create_engine(settings.role_url("vault"), pool_size=2, connect_args={"connect_timeout": 5})
     try:
-        with database.begin() as transaction:
-            allowed = KeyStore().masters(transaction)
-        config, pin = token_config(settings, "serving", site.tokens["serving"]), settings.serving_pin.read()
-        hsm = Pkcs11Hsm.open(config, pin, expected_masters=sorted({*allowed, *site.masters}), required_masters=())
-        try:
+        with serving_token(settings, database) as hsm:
             yield database, hsm
-        finally:
-            hsm.close()
     except OperationalError as error:
         raise DatabaseUnavailable(type(error.orig).__name__) from None
     finally:
@@ -154,12 +142,6 @@ def serving(settings: Settings) -> Iterator[tuple[Database, Hsm]]:
 def rewrapping(database: Database, hsm: Hsm) -> Rewrapping:
     """The re-wrap of this site, with its events in the audit log."""
     return Rewrapping(database, hsm, KeyStore(), KeyEventRecorder(AuditStore(database, hsm)), RecordMac(hsm))
-
-
-def plan(settings: Settings, ring: str, target: int | None) -> dict[str, Any]:
-    """What a re-wrap would do, as JSON. Raises what refuses it before any row is read."""
-    with serving(settings) as (database, hsm):
-        return plan_facts(rewrapping(database, hsm).plan(ring, target=target))
 
 
 def plan_facts(found: Plan) -> dict[str, Any]:
