@@ -286,7 +286,6 @@ class Coordinator:
 
     def _meet(self, peer: Peer) -> Status:
         """Each hears the other's fresh status."""
-        mine = self.node.status(peer.challenge())
         theirs = peer.status(self.node.challenge())
         status = Status.decode(Signed.decode(theirs).statement)
         try:
@@ -297,7 +296,8 @@ class Coordinator:
         if status.frozen and not self.node.current.evidence:
             for evidence in SiteState.decode(peer.state()).evidence:
                 self.node.accuse(evidence.encode())
-        peer.hear(mine)
+        # After what was just heard, so that the other site learns of a quarantine in the same exchange.
+        peer.hear(self.node.status(peer.challenge()))
         return status
 
     def _look_for_proof(self, peer: Peer) -> None:

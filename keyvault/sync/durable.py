@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from keyvault.approvals import Approval, Operation
@@ -23,7 +23,7 @@ from keyvault.rings import Rings
 from keyvault.states import KeyState
 from keyvault.store import KeyStore
 from keyvault.sync import steps
-from keyvault.sync.errors import Conflict, SiteUnfounded, TokenForeign
+from keyvault.sync.errors import Conflict, SiteUnfounded, SyncRefused, TokenForeign
 from keyvault.sync.journal import events
 from keyvault.sync.mirror import VOIDED, WAITING, Mirror
 from keyvault.sync.protocol import Site, Step
@@ -124,6 +124,14 @@ class DurableSite:
             if all(row.version != master.version for row in self.rings.versions(transaction, master.ring)):
                 self._mirror(transaction).write(master.label, KeyState.PRE_ACTIVATION, WAITING)
 
+    def discard(self, master: RingMaster) -> None:
+        """End a version that waits and that no table and no vote knows. Raises SyncRefused."""
+        with self.lock:
+            state = self.current().state
+            if master.label in {record.name for record in (*state.ledger.records, *state.pre_active)}:
+                raise SyncRefused(f"{master.label} is agreed or voted for; it ends by a transaction")
+            self._write(state, state, [Discard(master.label)])
+
     def reported(self, transaction: Transaction) -> dict[str, str]:
         """Versions that `close_now` closed and the sites have not agreed on yet, with the reasons."""
         state = self.current().state
@@ -135,7 +143,11 @@ class DurableSite:
 
     def adoption_subject(self) -> bytes:
         """What officers approve, as `steps.ADOPT`, before this store and this token are used together."""
-        return steps.adoption_subject(self._stored(), self.anchor())
+        return self.adoption_state().digest
+
+    def adoption_state(self) -> SiteState:
+        """The stored state, recovering to the anchor that the token holds: its digest is the subject of an adoption."""
+        return replace(SiteState.decode(self._stored()), recovering=self.anchor())
 
     def adopt(self, operation: Operation, approvals: Sequence[Approval]) -> None:
         """Use a restored store or token by the officers' approval of exactly this pair; then compare it with the token."""
@@ -277,7 +289,9 @@ class DurableSite:
             case ChangeState(name, _):
                 mirror.follow(after, name)
             case Discard(name):
-                mirror.write(name, KeyState.DESTROYED, VOIDED)
+                if mirror.write(name, KeyState.DESTROYED, VOIDED):
+                    event = KeyEvent("sync.discarded", {"site": after.site, "version": name})
+                    self.parts.recorder.record(transaction, event)
 
     def _mirror(self, transaction: Transaction) -> Mirror:
         return Mirror(self.rings, transaction, self.parts.clock())

@@ -23,11 +23,12 @@ class Mirror:
         self._rings, self._transaction, self._now = rings, transaction, now
         self._rows: dict[RingMaster, RingVersion] | None = None
 
-    def write(self, name: str, state: KeyState, reason: str | None) -> None:
-        """This version's row gets this state; `reason` None keeps the one that stands."""
+    def write(self, name: str, state: KeyState, reason: str | None) -> bool:
+        """This version's row gets this state; `reason` None keeps the one that stands. Whether that changed anything."""
         master, known = RingMaster.named(name), self._known()
         old = known.get(master)
         known[master] = self._rings.mirror_row(self._transaction, old, master, state, self._now, reason=reason)
+        return known[master] != old
 
     def follow(self, after: SiteState, name: str) -> None:
         """The row of an agreed version: its state, or while it is in quarantine something stricter."""

@@ -115,6 +115,13 @@ class SiteNode:
         """Enter a version as PRE_ACTIVE before officers bring it into the token, so that no start refuses it. Idempotent."""
         self._durable.expect(master)
 
+    def discard(self, master: RingMaster) -> None:
+        """Destroy a version that was announced here and came to nothing: no site agreed on it and no vote is open for it.
+
+        Idempotent; the number stays used. Raises SyncRefused for an agreed version or one that is voted for.
+        """
+        self._durable.discard(master)
+
     def inspect(self) -> None:
         """Load again, compare store with anchor and table with token. Raises what `open` raises; quarantines what is missing."""
         self._durable.check()

@@ -281,9 +281,11 @@ class Sites:
         return Batches(site.alive(), peer, site.rows, most=most)
 
     def ceremony(self, master: RingMaster, names: str = "") -> None:
-        """Officers bring one master into the tokens of these sites, or of all."""
+        """Officers announce one master to these sites, or to all, and bring it into their tokens."""
         key = os.urandom(32)
         for name in names or self.all:
+            if node := self.all[name].node:
+                node.expect(master)
             self.all[name].hsm.install(master, key)
 
     def _link(self, name: str) -> FunctionLink:
