@@ -67,6 +67,17 @@ class ProofInvalid(PolicyError):
     fix = "Sign a proof (RFC 9449) for this method, this URL and this token, with a clock that is right to a few seconds."
 
 
+class NonceRequired(ProofInvalid):
+    """The DPoP proof needs this server's nonce."""
+
+    code = "use_dpop_nonce"
+    fix = "Sign a new proof with the claim `nonce` from the header DPoP-Nonce, and send the request again. Your clock is off."
+
+    def __init__(self, nonce: str) -> None:
+        self.nonce = nonce
+        super().__init__("iat is too far from our clock, or the nonce is over")
+
+
 class ProofReplayed(PolicyError):
     """The DPoP proof was used before."""
 

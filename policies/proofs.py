@@ -16,8 +16,9 @@ from jwt.algorithms import ECAlgorithm
 from jwt.exceptions import InvalidKeyError
 
 from policies import jws
-from policies.errors import ProofInvalid
+from policies.errors import NonceRequired, ProofInvalid
 from policies.grants import VerifiedProof
+from policies.nonces import Nonces
 from policies.tokens import jwk_thumbprint
 
 PROOF_TYPE = "dpop+jwt"
@@ -44,15 +45,18 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 class ProofVerifier:
     """Verifies DPoP proofs for one service, whose public address alone says what `htu` must be."""
 
-    def __init__(self, public_base_url: str, clock: Callable[[], float]) -> None:
+    def __init__(self, public_base_url: str, clock: Callable[[], float], nonces: Nonces | None = None) -> None:
+        """With `nonces`, a client whose clock is off is told to use one; without, its proofs are refused."""
         self._base = public_base_url.rstrip("/")
         normal_url(self._base)
         self._clock = clock
+        self._nonces = nonces
 
     def verify(self, proof: str, htm: str, path: str, access_token: str | None) -> VerifiedProof:
         """Check a proof for method `htm` at `path` (as received, without query), by RFC 9449 §4.3. Raises ProofInvalid.
 
-        Steps 1 (one header), 11 (nonce; none is demanded) and the replay of §11.1 are the caller's.
+        Step 1 (one header) and the replay of §11.1 are the caller's. A proof with a nonce is as old as its nonce, whatever its
+        `iat` says. Raises NonceRequired, with a nonce to use, where the nonce is none of ours or `iat` is too far from our clock.
         """
         try:
             message = jws.split(proof, limit=MAX_PROOF_LENGTH)
@@ -77,8 +81,21 @@ class ProofVerifier:
         expected = None if access_token is None else token_hash(access_token)
         if claims.get("ath") != expected:
             raise ValueError("ath is for another token")
-        issued_at = jws.whole(claims["iat"], "iat")
-        self.check_age(issued_at)
+        return self._issued_at(jws.whole(claims["iat"], "iat"), claims)
+
+    def _issued_at(self, issued_at: int, claims: jws.Members) -> int:
+        if self._nonces is None:
+            self.check_age(issued_at)
+            return issued_at
+        if "nonce" in claims:
+            found = self._nonces.issued_at(jws.text(claims["nonce"], "nonce"), PROOF_AGE_S)
+            if found is None:
+                raise NonceRequired(self._nonces.fresh())
+            return found
+        try:
+            self.check_age(issued_at)
+        except ProofInvalid:
+            raise NonceRequired(self._nonces.fresh()) from None
         return issued_at
 
     def check_age(self, issued_at: int) -> None:
@@ -102,12 +119,16 @@ def _our_url(url: str) -> str:
     return normal_url(url)
 
 
-def make_proof(private_key: EllipticCurvePrivateKey, htm: str, htu: str, access_token: str | None = None) -> str:
-    """For clients: a fresh proof, signed with their P-256 key, for one request."""
+def make_proof(
+    private_key: EllipticCurvePrivateKey, htm: str, htu: str, access_token: str | None = None, nonce: str | None = None
+) -> str:
+    """For clients: a fresh proof, signed with their P-256 key, for one request; with the server's nonce, where it gave one."""
     header = {"typ": PROOF_TYPE, "alg": "ES256", "jwk": public_jwk(private_key.public_key())}
     claims: dict[str, Any] = {"htm": htm, "htu": htu, "iat": int(time.time()), "jti": secrets.token_urlsafe(16)}
     if access_token is not None:
         claims["ath"] = token_hash(access_token)
+    if nonce is not None:
+        claims["nonce"] = nonce
     signed = ".".join(jws.encode(json.dumps(part, separators=(",", ":")).encode()) for part in (header, claims))
     return f"{signed}.{jws.encode(_ES256.sign(signed.encode(), private_key))}"
 

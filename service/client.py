@@ -44,6 +44,7 @@ class VoiceClient:
         if not isinstance(loaded, ec.EllipticCurvePrivateKey):
             raise TypeError("the DPoP key must be a P-256 key")
         self.dpop_key = loaded
+        self._nonce: str | None = None
         # One context with the certificate loaded: httpx sends none when `cert=` and `verify="ca.pem"` meet.
         context = ssl.create_default_context(cafile=str(ca))
         context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -136,12 +137,12 @@ class VoiceClient:
         if text is not None:
             wanted["text_sha256"] = hashlib.sha256(text.encode()).hexdigest()
         form = {"grant_type": "client_credentials", "authorization_details": json.dumps([wanted])}
-        answer = self._http.post("/oauth/token", data=form, headers={"DPoP": self.proof("POST", "/oauth/token")})
-        return str(_checked(answer).json()["access_token"])
+        answer = self._proved("POST", "/oauth/token", None, data=form)
+        return str(answer.json()["access_token"])
 
     def proof(self, method: str, path: str, token: str | None = None) -> str:
-        """A DPoP proof (RFC 9449) for one request."""
-        return make_proof(self.dpop_key, method, self.base_url + path, access_token=token)
+        """A DPoP proof (RFC 9449) for one request, with the server's last nonce where this clock is off."""
+        return make_proof(self.dpop_key, method, self.base_url + path, access_token=token, nonce=self._nonce)
 
     def headers(self, method: str, path: str, token: str) -> dict[str, str]:
         """The two headers that present a token."""
@@ -149,7 +150,20 @@ class VoiceClient:
 
     def call(self, method: str, path: str, token: str, **options: Any) -> httpx.Response:
         """One request with a token and its proof. Raises Refused."""
-        return self.send(method, path, self.headers(method, path, token), **options)
+        return self._proved(method, path, token, **options)
+
+    def _proved(self, method: str, path: str, token: str | None, **options: Any) -> httpx.Response:
+        """One request with a proof; a second one with the server's nonce (RFC 9449 §8), if it asks for that. Raises Refused.
+
+        The first used nothing up: the proof is looked at before anything else.
+        """
+        for last in (False, True):
+            headers = {"DPoP": self.proof(method, path)} if token is None else self.headers(method, path, token)
+            answer = self._http.request(method, path, headers=headers, **options)
+            self._nonce = answer.headers.get("DPoP-Nonce", self._nonce)
+            if last or answer.status_code != httpx.codes.UNAUTHORIZED or "DPoP-Nonce" not in answer.headers:
+                break
+        return _checked(answer)
 
     def send(self, method: str, path: str, headers: Mapping[str, str], **options: Any) -> httpx.Response:
         """One request with these headers over this client's certificate. Raises Refused."""

@@ -29,6 +29,7 @@ from policies.engine import PolicyEngine
 from policies.gate import Call, Gate
 from policies.grants import Purpose
 from policies.minting import Minting, TokenRequest
+from policies.nonces import Nonces
 from policies.proofs import ProofVerifier, certificate_thumbprint, make_proof, public_jwk
 from policies.quotas import Limits
 from policies.registry import Registry
@@ -141,7 +142,7 @@ class House:
         self.engine = PolicyEngine.shipped()
         self.mint = TokenMint(self.hsm, BASE, BASE, self.clock)
         self.verifier = TokenVerifier([self.hsm.public_key(KeyName.TOKEN_SIGNER)], BASE, BASE, self.clock)
-        self.proofs = ProofVerifier(BASE, self.clock)
+        self.proofs = ProofVerifier(BASE, self.clock, Nonces(RecordMac(self.hsm), self.clock))
         common: dict[str, Any] = {
             "database": self.database,
             "proofs": self.proofs,

@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from keyvault.errors import KeyVaultError
-from policies.errors import PolicyError
+from policies.errors import NonceRequired, PolicyError
 from service import frames
 from service.problems import problem, unexpected
 from service.refusals import Refusal, refusal_of
@@ -204,7 +204,10 @@ async def _plain(_: Request, error: Exception) -> Response:
 async def _refused(_: Request, error: Exception) -> Response:
     known = refusal_of(error)
     assert known is not None
-    return problem(known.code, str(known), known.fix, extra=known.extra)
+    answer = problem(known.code, str(known), known.fix, extra=known.extra)
+    if isinstance(error, NonceRequired):
+        answer.headers["DPoP-Nonce"] = error.nonce
+    return answer
 
 
 async def _failed(_: Request, error: Exception) -> Response:
