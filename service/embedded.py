@@ -94,7 +94,7 @@ class EmbeddedPostgres:
         unfinished.rename(self.folder)
 
     def _initdb(self, folder: Path, secret: Path) -> None:
-        argv: list[str | Path] = [self._program("initdb"), "--pgdata", folder, "--username", SUPERUSER, "--pwfile", secret]
+        argv: list[str | Path] = [self.program("initdb"), "--pgdata", folder, "--username", SUPERUSER, "--pwfile", secret]
         argv += ["--auth-local=scram-sha-256", "--auth-host=reject", "--encoding=UTF8", "--locale=C", "--no-instructions"]
         done = start(argv, self.account, environ=ENVIRON, output=subprocess.PIPE)
         said, _ = done.communicate()
@@ -105,7 +105,7 @@ class EmbeddedPostgres:
     def argv(self) -> list[str | Path]:
         """The command that serves this cluster in the foreground."""
         options = [f"--{name}={value}" for name, value in _OPTIONS.items()]
-        return [self._program("postgres"), "-D", self.folder, "-k", self.run_folder, *options]
+        return [self.program("postgres"), "-D", self.folder, "-k", self.run_folder, *options]
 
     def clear_stale(self) -> None:
         """Before a start: make the socket folder, and take away the lock files of a postmaster that is gone.
@@ -175,7 +175,8 @@ class EmbeddedPostgres:
                 raise DatabaseUnavailable(f"the database ended with {process.returncode} at its start")
             time.sleep(0.25)
 
-    def _program(self, name: str) -> Path:
+    def program(self, name: str) -> Path:
+        """One of the server's own programs (`pg_dump`), where this cluster's user can run it."""
         return _binaries(self.account, self.folder.with_name("postgres")) / name
 
 

@@ -207,3 +207,24 @@ class RequestUnreadable(ServiceError):
 
     code = "approval_request_unreadable"
     fix = "Export it again: glottis approvals export ID --out FILE, and carry the file unchanged."
+
+
+class BackupFailed(ServiceError):
+    """The backup could not be made or put back."""
+
+    code = "backup_failed"
+    fix = "Correct what the message names and begin again with a new folder; an unfinished one may be deleted."
+
+
+class BackupRefused(ServiceError):
+    """This is no backup of this site that could be trusted."""
+
+    code = "backup_refused"
+    fix = "Use a backup whose files were not changed; `glottis restore check FOLDER` says what fails."
+
+
+class NothingToAdopt(ServiceError):
+    """Database, token and log belong together: there is nothing to adopt."""
+
+    code = "nothing_to_adopt"
+    fix = "Start it: glottis up."

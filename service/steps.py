@@ -232,6 +232,34 @@ def try_unwraps(settings: Settings) -> Answer:
         library.stop()
 
 
+def adoption_request(settings: Settings, *, reason: str) -> Answer:
+    """What officers would adopt after a restore, as a request that this site signed."""
+    from service import restoring
+
+    return restoring.adoption_request(settings, reason=reason)
+
+
+def adopt_restored(settings: Settings, *, request: str) -> Answer:
+    """Adopt store and token as officers approved."""
+    from service import restoring
+
+    return restoring.adopt_restored(settings, request=request)
+
+
+def adopt_log(settings: Settings) -> Answer:
+    """Let the log go on from where the restored database ends."""
+    from service import restoring
+
+    return restoring.adopt_log(settings)
+
+
+def log_is_behind(settings: Settings) -> Answer:
+    """Whether the database ends before the newest checkpoint that the log signed."""
+    from service import restoring
+
+    return restoring.log_is_behind(settings)
+
+
 STEPS: Mapping[str, Callable[..., Answer]] = {
     "try_unwraps": try_unwraps,
     "make_token": make_token,
@@ -246,6 +274,10 @@ STEPS: Mapping[str, Callable[..., Answer]] = {
     "list_clients": list_clients,
     "probe_token": probe_token,
     "check_audit": check_audit,
+    "adoption_request": adoption_request,
+    "adopt_restored": adopt_restored,
+    "adopt_log": adopt_log,
+    "log_is_behind": log_is_behind,
     "voices": voices,
 }
 

@@ -26,6 +26,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "verify": ("service.cli.verify", "Check the two sites' history offline, with public keys alone."),
     "approvals": ("service.cli.approvals", "See what needs officers' approval, and approve it with your own key."),
     "officers": ("service.cli.officers", "Make an officer's key; see or change whom the roster names."),
+    "backup": ("service.cli.backup", "Back this site up: database, token files, roster, transcripts."),
+    "restore": ("service.cli.backup", "Put a site back from a backup, and adopt what is older than the token."),
     "demo": ("service.cli.demo", "Run the main job on real speech, with attacks that are refused."),
 }
 """Name, module (whose attribute of that name is the command), and what `--help` says. Loaded only when called."""

@@ -10,18 +10,22 @@ import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from typing import Any
 
 from keyvault.approval_kinds import Kind, break_glass_subject
 from keyvault.approvals import Approval, Operation
 from keyvault.errors import KeyVaultError
+from keyvault.events import KeyEvent
 from keyvault.hsm import KeyName, RingMaster
 from keyvault.states import KeyState
 from keyvault.sync.coordinator import Exchange
 from keyvault.sync.errors import CertificateInvalid, SitesDiverged
 from keyvault.sync.roster import Roster
 from keyvault.sync.statement import Certificate, Op, Proposal
+from keyvault.sync.store import lasting
 from keyvault.sync.verify import Summary, verify_certificates
+from service.backups import signed_bytes
 from service.sync.admin import Call
 from service.sync.assembly import SiteService
 from service.sync.report import report
@@ -39,7 +43,7 @@ class Commands:
         """Every command by its name."""
         drive = (self.exchange, self.resume, self.repair, self.install, self.change_states, self.transact, self.act)
         read = (self.status, self.verify, self.propose_roster, self.propose_act, self.expect)
-        own: dict[str, Call] = {call.__name__: call for call in (*drive, *read, self.break_glass)}
+        own: dict[str, Call] = {call.__name__: call for call in (*drive, *read, self.break_glass, self.seal_backup)}
         return {**own, **self.site.keys().calls(), **self.site.approvals().calls()}
 
     def ready(self) -> bool:
@@ -147,6 +151,15 @@ class Commands:
         subject = break_glass_subject(cluster, name)
         request = self.site.inbox.request(Kind.BREAK_GLASS, subject, {"site": name, "reason": reason}, ends)
         return {"request": request, "ends_at": ends.isoformat(timespec="seconds")}
+
+    def seal_backup(self, manifest: str) -> Facts:
+        """Sign a backup's manifest in the HSM, with the log's entry that it was made."""
+        data, node = _bytes(manifest), self.site.node
+        with lasting(self.site.database) as transaction:
+            facts: dict[str, str | int] = {"manifest": sha256(data).hexdigest(), "epoch": node.ledger.epoch}
+            node.parts.recorder.record(transaction, KeyEvent("backup.made", facts))
+        signed = signed_bytes(node.ledger.roster.cluster, node.name, data)
+        return {"signature": _text(self.site.hsm.sign(KeyName.SITE_IDENTITY, signed))}
 
 
 def _approved(operation: str | None, approvals: Sequence[str]) -> tuple[Operation | None, tuple[Approval, ...]]:
