@@ -32,7 +32,8 @@ class Breaker:
     ) -> None:
         self._tell, self._clock, self._limit = tell, clock, failures
         self._lock = threading.Lock()
-        self._failures = 0
+        self.failures = 0
+        """In a row until now. Zero says at once that nothing needs to be asked or told."""
         self._opened: float | None = None
         self._pause, self._until = FIRST_PAUSE_S, 0.0
         self._probing = False
@@ -51,15 +52,15 @@ class Breaker:
                 return
             left = self._until - self._clock()
             if left > 0 or self._probing:
-                raise HsmUnavailable(f"the HSM failed {self._failures} times in a row; it is tried again in {max(left, 0):.1f} s")
+                raise HsmUnavailable(f"the HSM failed {self.failures} times in a row; it is tried again in {max(left, 0):.1f} s")
             self._probing = True
 
     def succeeded(self) -> None:
         """The device answered."""
-        if not self._failures:
+        if not self.failures:
             return
         with self._lock:
-            failures, self._failures = self._failures, 0
+            failures, self.failures = self.failures, 0
             opened, self._opened = self._opened, None
             self._pause, self._probing = FIRST_PAUSE_S, False
         if opened is not None:
@@ -68,15 +69,15 @@ class Breaker:
     def failed(self, answer: str) -> None:
         """The device did not do what it should: `answer` is a code or an answer's name, never content."""
         with self._lock:
-            self._failures += 1
+            self.failures += 1
             now = self._clock()
-            opens = self._opened is None and self._failures >= self._limit
+            opens = self._opened is None and self.failures >= self._limit
             if opens:
                 self._opened, self._until = now, now + self._pause
             elif self._probing:
                 self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
                 self._until, self._probing = now + self._pause, False
-            failures = self._failures
+            failures = self.failures
         if opens:
             self._tell(KeyEvent("hsm.breaker_opened", {"failures": failures, "answer": answer}))
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
@@ -30,6 +29,7 @@ from keyvault.errors import (
 )
 from keyvault.pin_throttle import HeldPin
 from keyvault.pkcs11_names import LOST, LOST_KEY, LOST_SESSION
+from keyvault.pkcs11_places import FreePlaces, Place
 from keyvault.pkcs11_start import Module, Token, TokenConfig, TokenSession, starting_alone
 
 Result = TypeVar("Result")
@@ -50,77 +50,6 @@ class Figures:
     timeouts: int = 0
 
 
-class Place:
-    """One place in the pool: its session, opened when first asked for, and since when its operation runs."""
-
-    __slots__ = ("_give_back", "began", "held", "stuck", "thread")
-
-    def __init__(self, give_back: Callable[[Place], None]) -> None:
-        self._give_back = give_back
-        self.held: TokenSession | None = None
-        self.began = 0.0
-        self.thread = 0
-        self.stuck = False
-
-    # A block of its own making: this is on the way of every call, where a generator would cost more than the rest.
-
-    def __enter__(self) -> Place:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._give_back(self)
-
-    def drop(self) -> None:
-        """Let go of the session; the next use opens a fresh one."""
-        session, self.held = self.held, None
-        if session is not None:
-            session.alive = False
-            with suppress(CallFailed):  # it is lost: closing it may only confirm that
-                session.close()
-
-
-class _Free:
-    """Places that nobody uses. Who waits longest is served first: a thread that comes back at once takes no other's turn."""
-
-    def __init__(self, places: Sequence[Place]) -> None:
-        self._lock = threading.Lock()
-        self._idle = list(places)
-        self._waiting: deque[_Waiter] = deque()
-
-    def __len__(self) -> int:
-        return len(self._idle)
-
-    def take(self, wait_s: float) -> Place | None:
-        """A place, or None where none came free in time."""
-        with self._lock:
-            if self._idle:
-                return self._idle.pop()
-            waiter = _Waiter()
-            self._waiting.append(waiter)
-        if waiter.ready.wait(wait_s):
-            return waiter.place
-        with self._lock:
-            if waiter.place is None:
-                self._waiting.remove(waiter)
-            return waiter.place
-
-    def give(self, place: Place) -> None:
-        """Hand a place to who waits, or keep it."""
-        with self._lock:
-            if not self._waiting:
-                self._idle.append(place)
-                return
-            waiter = self._waiting.popleft()
-            waiter.place = place
-        waiter.ready.set()
-
-
-class _Waiter:
-    def __init__(self) -> None:
-        self.ready = threading.Event()
-        self.place: Place | None = None
-
-
 class SessionPool:
     """At most `config.sessions` sessions of one login. Methods may be called from any thread.
 
@@ -137,7 +66,7 @@ class SessionPool:
         self.audit: Callable[[TokenSession], object] = lambda _: None
         """Asked of the token after each recovery, as at start; what it raises, nothing is served after."""
         self._module, self._config, self._pin, self._breaker, self._fatal = module, config, HeldPin(pin), breaker, fatal
-        self._free = _Free(self.places)
+        self._free = FreePlaces(self.places)
         self._open = True
         self._generation = 0
         self._healing = threading.Lock()
@@ -151,7 +80,8 @@ class SessionPool:
         Where a loss can be mended, the operation is tried once more: it must be one that a failed first try leaves undone.
         Raises HsmUnavailable at once while the breaker is open, HsmBusy, and HsmTimeout.
         """
-        self._breaker.admit()
+        if self._breaker.failures:
+            self._breaker.admit()
         try:
             result = self._run(operation)
         except (HsmBusy, PinRejected, SessionKeyGone):
@@ -163,7 +93,8 @@ class SessionPool:
         except BaseException:
             self._breaker.succeeded()  # the device answered; what it said is the caller's to hear
             raise
-        self._breaker.succeeded()
+        if self._breaker.failures:
+            self._breaker.succeeded()
         return result
 
     def _run(self, operation: Callable[[TokenSession], Result]) -> Result:
@@ -183,11 +114,8 @@ class SessionPool:
 
     def _try(self, operation: Callable[[TokenSession], Result]) -> Result:
         with self._borrowed() as place:
-            session = place.held
-            if session is None or not session.alive:
-                session = self._session(place)
             try:
-                return operation(session)
+                return operation(self._session(place))
             except CallFailed as error:
                 if not self._mend(place, error):
                     raise
@@ -198,10 +126,12 @@ class SessionPool:
                 raise
 
     def _session(self, place: Place) -> TokenSession:
-        if place.held is not None and not place.held.alive:  # a key could not be destroyed: it goes with its session
+        held = place.held
+        if held is not None and held.alive:
+            return held
+        if held is not None:  # a key could not be destroyed: it goes with its session
             place.drop()
-        if place.held is None:
-            place.held = self.token.logged_in_session()
+        place.held = self.token.logged_in_session()
         return place.held
 
     def _mend(self, place: Place, error: CallFailed) -> bool:
@@ -239,6 +169,9 @@ class SessionPool:
         self._free.give(place)
 
     def _free_place(self) -> Place:
+        idle = self._free.idle()
+        if idle is not None:
+            return idle
         if all(place.stuck for place in self.places):
             raise HsmTimeout("every session of the token waits for a call that does not come back")
         place = self._free.take(self._config.wait_s)
