@@ -14,6 +14,8 @@ from keyvault.errors import KeyGone, KeyNotFound, SealBroken, UnwrapRejected
 from keyvault.hsm import Canary, KeyName, NewDek, OpenDek, RingMaster
 from keyvault.hsm_listeners import UNHEARD, Listeners
 from keyvault.pkcs11_deks import (
+    OPENING,
+    SIGNING,
     OpeningDek,
     SealingDek,
     SessionCanary,
@@ -28,9 +30,10 @@ from keyvault.pkcs11_names import Attribute, Mechanism, ObjectClass
 from keyvault.pkcs11_pool import Figures, SessionPool
 from keyvault.pkcs11_raw import GCM_NONCE, GCM_TAG, Template
 from keyvault.pkcs11_start import Module, TokenConfig, TokenSession, starting_alone
+from keyvault.pkcs11_structures import EncodedTemplate
 from keyvault.pkcs11_watch import Watch
 from keyvault.refusals import Held, audit, probe
-from keyvault.templates import CANARY, DEK_OPENING, DEK_SEALING, DEK_SIGNING, KEYS, KeyPlan
+from keyvault.templates import CANARY, DEK_SEALING, KEYS, KeyPlan
 
 _PIECE = 100
 """Re-wraps in one operation on a session: far from what counts as a call that hangs."""
@@ -118,7 +121,7 @@ class Pkcs11Hsm:
 
     @contextmanager
     def open_dek(self, master: RingMaster, wrapped: bytes, check: Callable[[], None] | None = None) -> Iterator[OpenDek]:
-        with self._unwrapped(master, wrapped, DEK_OPENING, check) as key:
+        with self._unwrapped(master, wrapped, OPENING, check) as key:
             yield OpeningDek(key)
 
     def rewrap(self, wrapped: bytes, source: RingMaster, target: RingMaster) -> bytes:
@@ -198,7 +201,7 @@ class Pkcs11Hsm:
 
     @contextmanager
     def open_canary(self, master: RingMaster, blob: bytes) -> Iterator[Canary]:
-        with self._unwrapped(master, blob, DEK_SIGNING) as key:
+        with self._unwrapped(master, blob, SIGNING) as key:
             yield SessionCanary(key, blob)
 
     def dek_mac(self, master: RingMaster, wrapped: bytes, data: bytes) -> bytes:
@@ -233,11 +236,10 @@ class Pkcs11Hsm:
         with SessionKey(self._token, handle, home) as key:
             yield key, wrapped
 
-    @contextmanager
     def _unwrapped(
-        self, master: RingMaster, wrapped: bytes, template: Template, check: Callable[[], None] | None = None
-    ) -> Iterator[SessionKey]:
-        """A session key unwrapped, until the block ends."""
+        self, master: RingMaster, wrapped: bytes, template: EncodedTemplate, check: Callable[[], None] | None = None
+    ) -> SessionKey:
+        """A session key unwrapped: the caller's `with` destroys it."""
         self._require(master)
         self._count(1)
 
@@ -248,8 +250,7 @@ class Pkcs11Hsm:
             return session, unwrap(session, wrapping, wrapped, template)
 
         home, handle = self._token.run(checked)
-        with SessionKey(self._token, handle, home) as key:
-            yield key
+        return SessionKey(self._token, handle, home)
 
     def _count(self, openings: int) -> None:
         """Count session keys made: a module that leaks with each asks for another process after so many."""
@@ -262,7 +263,7 @@ class Pkcs11Hsm:
         plan = KEYS[name]
         if plan.mechanism not in mechanisms:
             raise KeyNotFound(f"{name} is not a key for this")
-        if name.value not in self._found.names:
+        if name not in self._found.names:
             raise KeyNotFound(f"this token holds no key {name}")
         return plan
 

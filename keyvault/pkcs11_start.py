@@ -253,7 +253,7 @@ class Token:
 
     def require_here(self) -> None:
         """Raises HsmUnavailable in a fork of the process that logged in."""
-        if not self.is_here:
+        if os.getpid() != self._pid:
             raise HsmUnavailable("the token was opened before a fork: spawn the process and open it there")
 
     def log_out(self) -> None:
