@@ -28,7 +28,7 @@ from keyvault.sync.errors import PeerUnavailable, SyncRefused
 from keyvault.sync.node import SiteNode
 from keyvault.sync.peer import RemotePeer, serve
 from keyvault.sync.roster import Roster, SiteKey
-from keyvault.sync.statement import Proposal
+from keyvault.sync.statement import DESTROY, Proposal, destruction_subject
 
 _names = itertools.count()
 MAIN = RingMaster("main", 1)
@@ -293,8 +293,6 @@ class Sites:
 
 
 def destruction(labels: Sequence[str], cluster: str = "cluster-1") -> tuple[Operation, tuple[Approval, ...]]:
-    from keyvault.sync.statement import DESTROY, destruction_subject
-
     return approve(DESTROY, destruction_subject(cluster, labels), hours=48)
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 import sqlalchemy
@@ -17,6 +16,7 @@ from keyvault.hsm import KeyName, RingMaster
 from keyvault.states import KeyState
 from keyvault.sync import steps
 from keyvault.sync.coordinator import Coordinator
+from keyvault.sync.durable import DurableSite
 from keyvault.sync.errors import (
     ApprovalMissing,
     Conflict,
@@ -31,7 +31,7 @@ from keyvault.sync.errors import (
     TokenRolledBack,
 )
 from keyvault.sync.node import SiteNode
-from keyvault.sync.statement import Evidence, Op, Proposal, Signed, Status
+from keyvault.sync.statement import Evidence, Op, Phase, Proposal, Signed, Status
 from keyvault.sync.verify import verify_certificates
 
 TWO, THREE = RingMaster("main", 2), RingMaster("main", 3)
@@ -297,8 +297,6 @@ def vote_here_only(coordinator: Coordinator, sites: Sites, name: str, master: Ri
     coordinator.transact = transact  # type: ignore[method-assign]
     (proposal,) = kept
     coordinator.exchange()
-    from keyvault.sync.statement import Phase
-
     answers = coordinator._prove(Phase.PREPARE, proposal, coordinator._sides())
     sites.all[name].alive().prepare(proposal.encode(), answers[name])
     return proposal
@@ -375,8 +373,6 @@ def adopt(site: OneSite) -> None:
 
 
 def steps_subject(site: OneSite) -> bytes:
-    from keyvault.sync.durable import DurableSite
-
     return DurableSite(site.parts).adoption_subject()
 
 
@@ -426,8 +422,6 @@ class TestOfficers:
         with c.database.begin() as transaction:
             found = [keys_of(c).current(transaction, voice) for voice in voices]
         assert [(key.ref.ring_version, key.synced) for key in found] == [(2, 2), (2, 2)]
-        b = sites.a.hsm  # what comes back under the old name is nobody's any more
-        assert b is not None
         certificates(sites)
 
     def test_a_replaced_site_that_comes_back_serves_nothing(self, sites: Sites, second_database: sqlalchemy.Engine) -> None:
@@ -468,7 +462,7 @@ def rewrap_all(site: OneSite, source: RingMaster, target: RingMaster) -> None:
     """As a rotation does, row by row."""
     keys = keys_of(site)
     with site.database.begin() as transaction:
-        for found in keys._store.key_page(transaction, 100, after=uuid4().__class__(int=0)):
+        for found in keys._store.key_page(transaction, 100, after=UUID(int=0)):
             blob = site.hsm.rewrap(found.blob, source, target)
             ref = replace(found.ref, ring_version=target.version)
             new = replace(found, ref=ref, blob=blob, row_version=found.row_version + 1)
@@ -511,6 +505,3 @@ def test_a_token_that_does_not_answer_changes_nothing(sites: Sites) -> None:
 def rows(site: OneSite) -> list[object]:
     with site.database.begin() as transaction:
         return transaction.execute(sqlalchemy.text("SELECT * FROM wrapped_key ORDER BY dek_id")).all()
-
-
-Act = Callable[[Coordinator], object]
