@@ -5,16 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from uuid import uuid4
+from datetime import UTC, datetime
+from uuid import UUID, uuid4
 
+from keyvault.approval_kinds import Kind, break_glass_subject
 from keyvault.database import Database, Transaction
 from keyvault.errors import KeyNotFound
-from keyvault.hsm import Hsm, KeyName, RingMaster, SiteHsm
+from keyvault.hsm import Hsm, KeyName, SiteHsm
 from keyvault.hsm_listeners import UNHEARD, Listeners
-from keyvault.keys import DEFAULT_RING, VoiceKeys
+from keyvault.inbox import Inbox, InboxParts
+from keyvault.keys import VoiceKeys
 from keyvault.locked import LockedBuffer
 from keyvault.records import KeyRef, RecordMac, canonical
 from keyvault.store import KeyStore
+from keyvault.sync.roster import Roster, machine
+from keyvault.sync.signatures import verify_p256
+from keyvault.sync.store import SyncStore
 from policies.audit.store import AuditStore
 from policies.authority import Voice
 from policies.engine import PolicyEngine
@@ -30,6 +36,7 @@ from service.masters import connect, serving_token
 from service.officers import read_roster
 from service.refusal_counts import RefusalCounts
 from service.settings import Settings
+from service.vault.agreement import Agreement, AgreementParts
 from service.vault.hsm_events import HsmEvents
 from service.vault.readiness import Readiness
 from service.vault.vault import Vault
@@ -67,9 +74,8 @@ def vault(settings: Settings, listeners: Listeners = UNHEARD, events: HsmEvents 
 def _vault(settings: Settings, database: Database, hsm: SiteHsm) -> Vault:
     mac = RecordMac(hsm)
     store, audit = PolicyStore(mac), AuditStore(database, hsm)
-    keys = VoiceKeys(hsm, KeyStore(), KeyEventRecorder(audit), mac)
-    with database.begin() as transaction:
-        serving = keys.rings.serving(transaction, DEFAULT_RING)
+    agreement = _agreement(settings, database, hsm, audit)
+    keys = VoiceKeys(hsm, KeyStore(), KeyEventRecorder(audit), mac, receipts=not agreement.alone, site=settings.site)
     signer = hsm.public_key(KeyName.TOKEN_SIGNER)
     issuer, clock = settings.public_base_url, time.time
     proofs, policies, refusals = ProofVerifier(issuer, clock), PolicyEngine.shipped(), RefusalCounts(clock)
@@ -120,7 +126,9 @@ def _vault(settings: Settings, database: Database, hsm: SiteHsm) -> Vault:
         opening=opening,
         matching=Matching(voices=opening, memory=memory, activity=activity, encoder=encoder),
         speech=Speech(engine, Scheduler(at_once=SPEAKING_AT_ONCE, waiting=IN_LINE)),
-        ready=_readiness(database, hsm, store, serving),
+        agreement=agreement,
+        receipt_of=None if agreement.alone else lambda voice: _synced(database, keys, voice),
+        ready=_readiness(database, hsm, store),
         jwks=lambda: jwks([signer]),
     )
 
@@ -133,15 +141,53 @@ def _key_of(keys: VoiceKeys, transaction: Transaction, voice: Voice) -> KeyRef:
     return key.ref
 
 
-def _readiness(database: Database, hsm: Hsm, store: PolicyStore, master: RingMaster) -> Readiness:
+def _agreement(settings: Settings, database: Database, hsm: Hsm, audit: AuditStore) -> Agreement:
+    def now() -> datetime:
+        return datetime.now(UTC)
+
+    def broken_glass(roster: Roster, at: datetime) -> bool:
+        parts = InboxParts(
+            database=database,
+            recorder=KeyEventRecorder(audit),
+            roster=lambda: roster,
+            requester=machine(settings.site),
+            sign=lambda data: hsm.sign(KeyName.SITE_IDENTITY, data),
+            verify=verify_p256,
+            clock=now,
+        )
+        subject = break_glass_subject(roster.cluster, settings.site)
+        found = Inbox(parts).approved(Kind.BREAK_GLASS, subject, at)
+        return found is not None and found.operation is not None
+
+    parts = AgreementParts(
+        database=database,
+        store=SyncStore(RecordMac(hsm)),
+        site=settings.site,
+        age_limit_s=settings.peer_age_hours * 3600,
+        broken_glass=broken_glass,
+        clock=now,
+    )
+    return Agreement(parts)
+
+
+def _synced(database: Database, keys: VoiceKeys, voice: UUID) -> bool:
+    """Whether every site has signed for the voice's newest key."""
+    with durable(database) as transaction:
+        return bool(keys.current(transaction, voice).synced)
+
+
+def _readiness(database: Database, hsm: Hsm, store: PolicyStore) -> Readiness:
     aad = canonical("canary")
-    with LockedBuffer(64) as buffer, hsm.new_dek(master) as dek:
-        buffer.view(0, 32)[:] = 1
-        wrapped, sealed = dek.wrapped, dek.seal(buffer, 32, aad)
 
     def unwraps() -> None:
-        with LockedBuffer(64) as buffer, hsm.open_dek(master, wrapped) as dek:
-            dek.open_into(sealed, aad, buffer)
+        """Under the newest master that this worker serves: a key is made, sealed with, unwrapped and opened with."""
+        master = hsm.masters()[-1]
+        with LockedBuffer(64) as plain, LockedBuffer(64) as opened:
+            plain.view(0, 32)[:] = 1
+            with hsm.new_dek(master) as dek:
+                wrapped, sealed = dek.wrapped, dek.seal(plain, 32, aad)
+            with hsm.open_dek(master, wrapped) as dek:
+                dek.open_into(sealed, aad, opened)
 
     def writes() -> None:
         # A full disk still answers SELECT: a row of the guard is written like a request's, and swept like one.

@@ -7,6 +7,7 @@ transaction, then the voice in one locked buffer, then a completion that says wh
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -25,6 +26,7 @@ from policies.store import PolicyStore, durable
 from service import frames
 from service.refusals import Refusal, refusal_of
 from service.shapes import ConsentRequest, SpeechRequest, name_of
+from service.vault.agreement import Agreement
 from service.vault.readiness import Readiness
 from synth.audio import pcm16, wav
 from synth.scheduler import Turn
@@ -34,6 +36,10 @@ from voiceprints.erasure import Erasure
 from voiceprints.matching import Matching
 from voiceprints.opening import OpenVoices
 from voiceprints.quality import Quality
+
+RECEIPT_S = 2.0
+"""How long an enrolment's answer waits for the other site's receipt; after that it says `awaiting_sync`."""
+_LOOK_S = 0.05
 
 
 @dataclass(frozen=True, repr=False)
@@ -117,6 +123,9 @@ class Vault:
     speech: Speech
     ready: Readiness
     jwks: Callable[[], dict[str, list[dict[str, Any]]]]
+    agreement: Agreement
+    receipt_of: Callable[[UUID], bool] | None
+    """Whether every site has signed for a voice's key; None where there is one site, and nothing waits."""
 
     def readiness(self) -> list[str]:
         """Names of the parts that do not work; empty when all do."""
@@ -158,6 +167,7 @@ class Vault:
 
     def admit_enrolment(self, credentials: Credentials) -> Grant:
         """The gate for an enrolment, before its recordings arrive."""
+        self.agreement.require_fresh()
         return self.gate.admit(credentials.call(Purpose.ENROL))
 
     def enrol(self, grant: Grant, frame: frames.Upload | frames.Refused | None) -> Done:
@@ -171,7 +181,8 @@ class Vault:
                 )
             enrolled = self.enrolment.enrol(upload.recordings, name, grant)
             facts["speech_milliseconds"] = round(enrolled.quality.speech_seconds * 1000)
-        answer = {"id": str(enrolled.voice_id), "name": enrolled.name, "state": "active", "key_version": enrolled.key.version}
+        state = "active" if self._signed_everywhere(enrolled.voice_id) else "awaiting_sync"
+        answer = {"id": str(enrolled.voice_id), "name": enrolled.name, "state": state, "key_version": enrolled.key.version}
         return Done(grant.intent_id, {**answer, "quality": _measured(enrolled.quality)})
 
     def voices(self, credentials: Credentials) -> Done:
@@ -199,6 +210,7 @@ class Vault:
 
     def admit_comparison(self, credentials: Credentials, voice: UUID) -> Grant:
         """The gate for a comparison, before the recording arrives."""
+        self.agreement.require_fresh()
         return self.gate.admit(credentials.call(Purpose.COMPARE, voice=voice))
 
     def verify(self, grant: Grant, frame: frames.Upload | frames.Refused | None) -> Done:
@@ -220,6 +232,7 @@ class Vault:
         script = self.speech.read(body.input)
         with self.speech.reserve() as turn:
             listener.attend(turn)
+            self.agreement.require_fresh()
             grant = self.gate.admit(credentials.call(Purpose.SPEAK, voice=body.voice, text=body.input))
             with (
                 self._completing(grant, "spoken") as facts,
@@ -233,6 +246,17 @@ class Vault:
                     facts["milliseconds"] = round(spoken.facts.seconds * 1000)
                     facts["characters"] = spoken.facts.characters
         return SpokenAudio(grant.intent_id, audio, len(spoken.facts.skipped))
+
+    def _signed_everywhere(self, voice: UUID) -> bool:
+        """Wait a moment for the other site's receipt: most often the voice can speak as soon as its enroller knows its id."""
+        if self.receipt_of is None:
+            return True
+        until = time.monotonic() + RECEIPT_S
+        while not self.receipt_of(voice):
+            if time.monotonic() > until:
+                return False
+            time.sleep(_LOOK_S)
+        return True
 
     @contextmanager
     def _completing(self, grant: Grant, outcome: str) -> Iterator[dict[str, str | int]]:
