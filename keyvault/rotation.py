@@ -20,7 +20,7 @@ from uuid import UUID
 from keyvault.database import Database, Transaction
 from keyvault.errors import HsmUnavailable, KeyNotFound, KeyStateForbids, KeyVaultError, RecordTampered, UnwrapRejected
 from keyvault.events import KeyEvent, Recorder
-from keyvault.hsm import Hsm, RingMaster
+from keyvault.hsm import RingMaster, SiteHsm
 from keyvault.records import Move, RecordMac, RingVersion, WrappedKey
 from keyvault.rings import Rings
 from keyvault.states import KeyState, KeyUse, require_use
@@ -96,7 +96,7 @@ class Rewrapping:
     def __init__(
         self,
         database: Database,
-        hsm: Hsm,
+        hsm: SiteHsm,
         store: KeyStore,
         recorder: Recorder,
         mac: RecordMac,
@@ -116,6 +116,9 @@ class Rewrapping:
         serve, for nothing may then be wrapped at all.
         """
         with self._database.begin() as transaction:
+            known = self._rings.known(transaction)
+            if set(known) - set(self._hsm.masters()):  # made since this process looked into the token
+                self._hsm.refresh(known, ())
             serving = self._rings.serving(transaction, ring)
             versions = {version.version: version for version in self._rings.versions(transaction, ring)}
             counts = self._store.references(transaction, ring)

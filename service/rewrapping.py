@@ -24,7 +24,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.exc import OperationalError
 
 from keyvault.database import Database
-from keyvault.hsm import Hsm
+from keyvault.hsm import SiteHsm
 from keyvault.records import RecordMac
 from keyvault.rotation import Outcome, Part, Plan, Rewrapping
 from keyvault.store import KeyStore
@@ -126,7 +126,7 @@ def _listen(child: subprocess.Popen[bytes], index: int, said: queue.SimpleQueue[
 
 
 @contextmanager
-def serving(settings: Settings) -> Iterator[tuple[Database, Hsm]]:
+def serving(settings: Settings) -> Iterator[tuple[Database, SiteHsm]]:
     """The vault's database role, a connection a thread, and the serving token. Raises what `serving_token` raises, and
     DatabaseUnavailable."""
     database = create_engine(settings.role_url("vault"), pool_size=2, connect_args={"connect_timeout": 5})
@@ -139,7 +139,7 @@ def serving(settings: Settings) -> Iterator[tuple[Database, Hsm]]:
         database.dispose()
 
 
-def rewrapping(database: Database, hsm: Hsm) -> Rewrapping:
+def rewrapping(database: Database, hsm: SiteHsm) -> Rewrapping:
     """The re-wrap of this site, with its events in the audit log."""
     return Rewrapping(database, hsm, KeyStore(), KeyEventRecorder(AuditStore(database, hsm)), RecordMac(hsm))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from itertools import pairwise
 from uuid import UUID, uuid4
 
@@ -226,9 +227,19 @@ class TestTarget:
 
     def test_one_that_the_token_does_not_hold_is_refused(self, rotated):
         rotated.hsm.forget(V2)
+        rotated.hsm.forget(V3)  # which no row names
         with pytest.raises(HsmUnavailable):
             rotated.rewrap()
         assert rotated.under() == {1: 10}
+
+    def test_one_that_was_made_since_is_found_in_the_token(self, house):
+        house.enrol(2)
+        house.hsm._serving = (V1,)  # as a process that started before the ceremony sees it
+        with house.database.begin() as transaction:
+            for master, state in ((V1, KeyState.DEACTIVATED), (V2, KeyState.ACTIVE)):
+                house.keys.rings.mirror(transaction, master, state, datetime.now(UTC))
+            house.keys.rings.mirror(transaction, V3, KeyState.PRE_ACTIVATION, datetime.now(UTC))
+        assert house.rewrap() == Outcome(2)
 
     def test_only_the_serving_version_can_be_named(self, rotated):
         with pytest.raises(KeyStateForbids, match="ring/main/2 serves"):
@@ -285,6 +296,7 @@ class TestSources:
 
     def test_one_that_the_token_lost_is_named_and_never_replaced_by_another(self, rotated):
         rotated.hsm.forget(V1)
+        rotated.hsm.forget(V3)  # which no row names
         (source,) = rotated.rewrapping().plan("main").sources
         assert isinstance(source.refusal, KeyNotFound)
         assert rotated.rewrap() == Outcome()
