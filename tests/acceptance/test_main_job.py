@@ -54,6 +54,7 @@ def test_a_voice_answers_only_to_its_tenant(running: Installation, voice: str) -
 
 
 def test_without_a_certificate_every_call_reads_a_clear_401(running: Installation, voice: str) -> None:
+    """D9: the certificate reaches the application over real TLS (every other test here rests on it), and so does its absence."""
     context = ssl.create_default_context(cafile=str(running.settings.officer_dir / "ca.pem"))
     with httpx.Client(base_url=running.settings.public_base_url, verify=context) as bare:
         calls = [

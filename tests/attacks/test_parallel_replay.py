@@ -123,6 +123,7 @@ def race(house: House, vaults: Vaults, device) -> None:
 
 
 def test_64_uses_of_one_token_in_4_processes_have_one_success(house, vaults):
+    """D15: to look whether a token was used, and to note that it was, are one step."""
     device = house.client()
     for _ in range(5):
         race(house, vaults, device)
