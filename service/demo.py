@@ -1,8 +1,8 @@
 """The main job, start to end, on real speech: `glottis demo`.
 
-Everything runs as in production, in a state folder of its own that is deleted at the end: embedded Postgres, three SoftHSM
-tokens, edge, vault and log under `glottis up`. Nothing here reaches into the processes; it calls the API like anybody else,
-and writes to the database only where it plays an attacker who can.
+Everything runs as in production, in a state folder of its own that is deleted at the end: two sites, each with an embedded
+Postgres and SoftHSM tokens of its own, edge, vault and log under `glottis up`. Nothing here reaches into the processes; it
+calls the API like anybody else, and writes to the database only where it plays an attacker who can.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import sys
 import tempfile
 import wave
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
 
-from service import clients
+from service import clients, demo_keys
 from service.audit_bundles import export_bundle, verify_bundle
 from service.client import VoiceClient
 from service.demo_attacks import DemoFailed, Scene, all_attacks
@@ -63,28 +63,49 @@ def run(plan: Plan, transcript: Transcript) -> None:
     plan.out.mkdir(parents=True, exist_ok=True)
     with _state_folder() as folder:
         settings = Settings.load({"GLOTTIS_STATE_DIR": str(folder), "GLOTTIS_PORT": str(_free_port())})
-        with _started(settings, transcript):
-            _main_job(settings, plan, transcript)
+        with ExitStack() as stack:
+            with _started(settings, transcript) as up:
+                scene = _registered(settings, plan, transcript, stack)
+                _main_job(scene, plan)
+                officers = demo_keys.Officers(settings)
+                _keys_changed(scene, officers, plan, up)
+                with transcript.step("The audit log, exported and verified by the stand-alone verifier under a pinned fingerprint"):
+                    _audited(settings, plan, transcript)
+            with transcript.step("A database of before the erasure is put back, and two officers adopt it beside the newer token"):
+                demo_keys.adopted(officers, folder.parent / "backup")
+            with _started(settings, transcript), transcript.step("The erased voice stays shut"):
+                demo_keys.still_shut(scene)
     transcript.fact(f"Everything held, in {transcript.seconds:.0f} s. Listen to {plan.out / 'speech.wav'}.")
 
 
-def _main_job(settings: Settings, plan: Plan, transcript: Transcript) -> None:
+def _registered(settings: Settings, plan: Plan, transcript: Transcript, stack: ExitStack) -> Scene:
     with transcript.step("Two clients registered: certificate from the officer token's CA, DPoP key of their own"):
         honest, other = (
-            VoiceClient.from_folder(clients.add(settings, name, tenant="demo", roles=clients.ALL_ROLES))
+            stack.enter_context(VoiceClient.from_folder(clients.add(settings, name, tenant="demo", roles=clients.ALL_ROLES)))
             for name in ("studio", "rival")
         )
-    with honest, other:
-        with transcript.step(f"LibriSpeech speaker {SPEAKER} enrolled over mutual TLS 1.3, with a consent record"):
-            scene = _enrolled(settings, honest, other, plan, transcript)
-        with transcript.step("Verified: another utterance of the speaker, and another speaker"):
-            _verified(scene, plan)
-        with transcript.step("A sentence spoken in the voice's colour, under a token that is bound to keys, voice and text"):
-            _spoken(scene, plan)
-        with transcript.step("Attacks"):
-            all_attacks(scene)
-    with transcript.step("The audit log, exported and verified by the stand-alone verifier against a pinned fingerprint"):
-        _audited(settings, plan, transcript)
+    with transcript.step(f"LibriSpeech speaker {SPEAKER} enrolled over mutual TLS 1.3, with a consent record"):
+        return _enrolled(settings, honest, other, plan, transcript)
+
+
+def _main_job(scene: Scene, plan: Plan) -> None:
+    transcript = scene.transcript
+    with transcript.step("Verified: another utterance of the speaker, and another speaker"):
+        _verified(scene, plan)
+    with transcript.step("A sentence spoken in the voice's colour, under a token that is bound to keys, voice and text"):
+        _spoken(scene, plan)
+    with transcript.step("Attacks"):
+        all_attacks(scene)
+
+
+def _keys_changed(scene: Scene, officers: demo_keys.Officers, plan: Plan, up: int) -> None:
+    transcript = scene.transcript
+    with transcript.step("The master key rotated at both sites by two officers, every voice's key moved inside the token"):
+        demo_keys.rotated(scene, officers)
+    with transcript.step("Site B stopped, and back"):
+        demo_keys.alone_and_back(scene, officers, lambda: demo_keys.second_site(up))
+    with transcript.step("A voice erased, and shredded at once by a rotation"):
+        demo_keys.erased_for_good(scene, officers, officers.settings.state_dir.parent / "backup", plan.out)
 
 
 def _enrolled(settings: Settings, honest: VoiceClient, other: VoiceClient, plan: Plan, transcript: Transcript) -> Scene:
@@ -190,10 +211,12 @@ def _free_port() -> int:
 
 
 @contextmanager
-def _started(settings: Settings, transcript: Transcript) -> Iterator[None]:
-    """`glottis up` in a process of its own, ready to serve; stopped at the end, whatever happens."""
+def _started(settings: Settings, transcript: Transcript) -> Iterator[int]:
+    """`glottis up` in a process of its own, ready to serve, by its number; stopped at the end, whatever happens."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("GLOTTIS_")} | settings.environ()
-    with transcript.step("Bring-up: tokens by a small ceremony, ring master (O1b), CA, certificates, Postgres 18, five processes"):
+    first = not settings.site_file.exists()
+    made = "tokens, the first master by a two-site ceremony, CA, certificates, Postgres 18, two sites that proved their keys"
+    with transcript.step(f"Bring-up: {made}" if first else "Started again"):
         up = subprocess.Popen(
             [sys.executable, "-P", "-m", "service.cli.main", "up"], env=environ, stdout=subprocess.PIPE, start_new_session=True
         )
@@ -204,7 +227,7 @@ def _started(settings: Settings, transcript: Transcript) -> Iterator[None]:
             raise
         transcript.fact(establish(settings.state_dir).describe())
     try:
-        yield
+        yield up.pid
     finally:
         transcript.fact("stopping")
         _stop(up)

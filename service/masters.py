@@ -7,13 +7,16 @@ from contextlib import contextmanager
 
 from sqlalchemy import create_engine
 
-from keyvault.database import Database
+from keyvault.database import Database, Transaction
 from keyvault.errors import MasterMissing
 from keyvault.hsm import RingMaster
 from keyvault.hsm_listeners import UNHEARD, Listeners
 from keyvault.pkcs11_hsm import Pkcs11Hsm
+from keyvault.records import RecordMac
+from keyvault.states import KeyState
 from keyvault.store import KeyStore
-from keyvault.sync.store import lasting
+from keyvault.sync.state import NO_ANCHOR, Anchor, SiteState
+from keyvault.sync.store import SyncStore, lasting
 from service.settings import Settings
 from service.site import Site, token_config
 
@@ -29,27 +32,44 @@ def connect(url: str) -> Database:
 def serving_token(settings: Settings, database: Database, listeners: Listeners = UNHEARD) -> Iterator[Pkcs11Hsm]:
     """The serving token, audited and probed: it may hold the masters that a ceremony announced here or that the sites know.
 
-    One master that is gone is for the sites to notice and to repair. A token that holds none of those that stored keys need
-    is another token, or an empty one: MasterMissing names the version and how many keys need it, and nothing new is made.
+    One master that is gone is for the sites to notice and to repair. A token that holds none of those that stored keys need,
+    though nothing says that the database is older than the token, is another token, or an empty one: MasterMissing names the
+    version and how many keys need it, and nothing new is made.
     Raises HsmUnavailable, PinRejected, PromiseBroken.
     """
     site = Site.load(settings.site_file)
     with lasting(database) as transaction:
         store = KeyStore()
         known = store.masters(transaction)
-        needed = {
-            RingMaster(ring, version): count
-            for ring in store.rings(transaction)
-            for version, count in store.references(transaction, ring).items()
-        }
+        needed = dict(_needed(transaction, store))
     allowed = sorted({*known, *site.masters})
     config = token_config(settings, "serving", site.tokens["serving"])
     hsm = Pkcs11Hsm.open(config, settings.serving_pin.read(), expected_masters=allowed, required_masters=(), listeners=listeners)
     try:
-        _require_one(needed, hsm.masters())
+        if _level(database, settings.site, hsm):
+            _require_one(needed, hsm.masters())
         yield hsm
     finally:
         hsm.close()
+
+
+def _needed(transaction: Transaction, store: KeyStore) -> Iterator[tuple[RingMaster, int]]:
+    """Masters under which stored keys lie and that were not destroyed, with how many."""
+    for ring in store.rings(transaction):
+        destroyed = {one.version for one in store.ring_versions(transaction, ring) if one.state is KeyState.DESTROYED}
+        for version, count in store.references(transaction, ring).items():
+            if version not in destroyed:
+                yield RingMaster(ring, version), count
+
+
+def _level(database: Database, site: str, hsm: Pkcs11Hsm) -> bool:
+    """Whether the database is as new as the token: an older one, restored, may name masters that are gone for good reason."""
+    with lasting(database) as transaction:
+        stored = SyncStore(RecordMac(hsm)).state(transaction, site)
+    if stored is None:
+        return True
+    state, known = SiteState.decode(stored), (Anchor.decode(value) for value in hsm.anchors())
+    return state.recovering is None and max(known, key=lambda one: one.rank, default=NO_ANCHOR).rank <= state.anchor.rank
 
 
 def _require_one(needed: dict[RingMaster, int], held: tuple[RingMaster, ...]) -> None:
