@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
+from ctypes import addressof, byref, c_ubyte, c_ulong, c_void_p, sizeof
 from dataclasses import dataclass
 from typing import Any
 
 import pkcs11
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.keywrap import aes_key_unwrap
 from pkcs11 import Attribute as A
 from weak_masters import LEFT_OUT
 
-from keyvault.pkcs11_names import Attribute, KeyType, Mechanism
+from keyvault.pkcs11_names import Attribute, KeyType, Mechanism, ObjectClass
 from keyvault.pkcs11_raw import RawCalls
+from keyvault.pkcs11_structures import CkMechanism, EncodedTemplate
 from keyvault.templates import DEK_OPENING
 
 
@@ -194,3 +199,181 @@ def wrap_a_known_key_as_a_dek(a: Attacker) -> bytes:
         {A.CLASS: pkcs11.ObjectClass.SECRET_KEY, A.KEY_TYPE: pkcs11.KeyType.AES, A.VALUE: b"k" * 32, A.EXTRACTABLE: True}
     )
     return a.calls.wrap(a.session, a.master, known.handle)
+
+
+# Requests that only a program of his own can form
+
+
+def _twice(name: Attribute, *, false_first: bool) -> EncodedTemplate:
+    """The full template with one attribute a second time, FALSE: before its honest self, or after it."""
+    extra, rest = {Attribute.ID: b"\0"}, {key: value for key, value in DEK_OPENING.items() if key is not Attribute.MODIFIABLE}
+    order = {**extra, **rest} if false_first else {**rest, **extra}
+    encoded = EncodedTemplate({**order, Attribute.MODIFIABLE: False})
+    (place,) = (place for place in encoded.array if place.type == Attribute.ID)
+    place.type = name
+    return encoded
+
+
+def twice_with_false_first(a: Attacker) -> bytes:
+    return a.value(a.calls.unwrap(a.session, a.master, a.wrapped, _twice(Attribute.SENSITIVE, false_first=True)))
+
+
+def twice_with_false_last(a: Attacker) -> bytes:
+    return a.value(a.calls.unwrap(a.session, a.master, a.wrapped, _twice(Attribute.SENSITIVE, false_first=False)))
+
+
+def sensitive_of_no_length(a: Attacker) -> bytes:
+    encoded = EncodedTemplate(DEK_OPENING)
+    (place,) = (place for place in encoded.array if place.type == Attribute.SENSITIVE)
+    place.length = 0
+    return a.value(a.calls.unwrap(a.session, a.master, a.wrapped, encoded))
+
+
+def dress_as(kind: int) -> Callable[[Attacker], bytes]:
+    """As a key of another type, which may sign or be read where an AES key may not."""
+
+    def attack(a: Attacker) -> bytes:
+        return done(a.unwrap(KEY_TYPE=kind))
+
+    attack.__name__ = f"dress_as_{kind:#x}"
+    return attack
+
+
+def dress_as_a_private_key(a: Attacker) -> bytes:
+    return done(a.unwrap(CLASS=ObjectClass.PRIVATE_KEY, KEY_TYPE=KeyType.RSA))
+
+
+def unwrap_by(name: str) -> Callable[[Attacker], bytes]:
+    """By a mechanism with other checks, or none. Where the master wraps by it too, its own blob is tried."""
+    mechanism = getattr(pkcs11.Mechanism, name)
+
+    def attack(a: Attacker) -> bytes:
+        master, blob = a.object(a.master), a.wrapped
+        with suppress(pkcs11.PKCS11Error):
+            blob = master.wrap_key(a.object(a.dek), mechanism=mechanism)
+        template = {A(int(name)): value for name, value in DEK_OPENING.items()}
+        template |= {A.CLASS: pkcs11.ObjectClass.SECRET_KEY, A.KEY_TYPE: pkcs11.KeyType.AES}
+        parameter = bytes(16) if name.startswith("AES_CBC") else None
+        kinds = (pkcs11.ObjectClass.SECRET_KEY, pkcs11.KeyType.AES)
+        decrypt = pkcs11.MechanismFlag.DECRYPT
+        master.unwrap_key(*kinds, blob, mechanism=mechanism, mechanism_param=parameter, template=template, capabilities=decrypt)
+        return b""
+
+    attack.__name__ = f"unwrap_by_{name}"
+    return attack
+
+
+def wrap_the_master_under_its_clone(a: Attacker) -> bytes:
+    """A clone is as TRUSTED as the master, so WRAP_WITH_TRUSTED does not stand in the way."""
+    clone = a.calls.copy(a.session, a.master, {})
+    try:
+        return a.calls.wrap(a.session, clone, a.master)
+    finally:
+        a.calls.destroy(a.session, clone)  # or two would stand under one name
+
+
+def encrypt_with_the_master(a: Attacker) -> bytes:
+    block, length = (c_ubyte * 16)(), c_ulong(16)
+    a.calls._call(29, "C_EncryptInit", c_ulong(a.session), byref(CkMechanism(Mechanism.AES_ECB, None, 0)), c_ulong(a.master))
+    a.calls._call(30, "C_Encrypt", c_ulong(a.session), block, c_ulong(16), block, byref(length))
+    return done(length.value)
+
+
+def sign_with_the_master(a: Attacker) -> bytes:
+    return a.calls.sign(a.session, a.master, Mechanism.AES_CMAC, b"oracle") and b""
+
+
+def derive_from_the_master(a: Attacker) -> bytes:
+    """AES_ECB_ENCRYPT_DATA: the master's encryption of a chosen block, as a key that can be read."""
+    block = (c_ubyte * 32)()
+    data = (c_void_p * 2)(addressof(block), 32)
+    how, new = CkMechanism(0x1104, addressof(data), sizeof(data)), c_ulong()
+    template = EncodedTemplate(
+        {
+            Attribute.CLASS: ObjectClass.SECRET_KEY,
+            Attribute.KEY_TYPE: KeyType.GENERIC_SECRET,
+            Attribute.VALUE_LEN: 32,
+            Attribute.TOKEN: False,
+            Attribute.SENSITIVE: False,
+            Attribute.EXTRACTABLE: True,
+        }
+    )
+    arguments = (c_ulong(a.session), byref(how), c_ulong(a.master), template.array, c_ulong(template.count), byref(new))
+    a.calls._call(62, "C_DeriveKey", *arguments)
+    return done(new.value)
+
+
+# Attempts to get round TRUSTED
+
+
+def trusted_on_unwrap(a: Attacker) -> bytes:
+    return done(a.calls.unwrap(a.session, a.master, a.wrapped, {Attribute.TRUSTED: True, **DEK_OPENING}))
+
+
+def trusted_on_copy(a: Attacker) -> bytes:
+    own = a.own_key(SENSITIVE=False, EXTRACTABLE=True)
+    trusted = a.calls.copy(a.session, own, {Attribute.TOKEN: False, Attribute.TRUSTED: True})
+    return unwrapped(a.value(own), a.calls.wrap(a.session, trusted, a.dek))
+
+
+def wrap_under_a_planted_master(a: Attacker) -> bytes:
+    """His own key with the master's label and id, and every other attribute that he can give it."""
+    label, identity = (a.calls.read(a.session, a.master, name) for name in (Attribute.LABEL, Attribute.ID))
+    planted = a.own_key(LABEL=label, ID=identity, SENSITIVE=False, EXTRACTABLE=True, UNWRAP=True)
+    return unwrapped(a.value(planted), a.calls.wrap(a.session, planted, a.dek))
+
+
+def _own_pair(a: Attacker) -> tuple[int, int]:
+    public = {Attribute.TOKEN: False, Attribute.WRAP: True, Attribute.MODULUS_BITS: 2048, Attribute.PUBLIC_EXPONENT: b"\1\0\1"}
+    private = {Attribute.TOKEN: False, Attribute.UNWRAP: True, Attribute.DECRYPT: True}
+    return a.calls.generate_pair(a.session, Mechanism.RSA_PKCS_KEY_PAIR_GEN, public, private)
+
+
+def wrap_under_own_rsa_by_oaep(a: Attacker) -> bytes:
+    public, private = _own_pair(a)
+    blob = a.calls.wrap_oaep(a.session, public, a.dek, Mechanism.SHA_1)
+    how = {"mechanism": pkcs11.Mechanism.RSA_PKCS_OAEP, "mechanism_param": (pkcs11.Mechanism.SHA_1, pkcs11.MGF.SHA1, None)}
+    return bytes(a.object(private).decrypt(blob, **how))
+
+
+def wrap_under_own_rsa_by_v15(a: Attacker) -> bytes:
+    public, private = _own_pair(a)
+    blob = a.object(public).wrap_key(a.object(a.dek), mechanism=pkcs11.Mechanism.RSA_PKCS)
+    return bytes(a.object(private).decrypt(blob, mechanism=pkcs11.Mechanism.RSA_PKCS))
+
+
+def wrap_under_own_aes_by_cbc(a: Attacker) -> bytes:
+    own = a.own_key(SENSITIVE=False, EXTRACTABLE=True)
+    blob = a.calls.wrap(a.session, own, a.dek, Mechanism.AES_CBC)
+    decryptor = Cipher(algorithms.AES(a.value(own)), modes.CBC(bytes(16))).decryptor()
+    return decryptor.update(blob) + decryptor.finalize()
+
+
+def let_the_born_key_be_read(a: Attacker) -> bytes:
+    a.calls.set(a.session, a.dek, {Attribute.SENSITIVE: False})
+    return a.value(a.dek)
+
+
+def let_the_born_key_go_untrusted(a: Attacker) -> bytes:
+    a.calls.set(a.session, a.dek, {Attribute.WRAP_WITH_TRUSTED: False})
+    return wrap_the_born_key_under_own_key(a)
+
+
+def let_the_born_key_derive(a: Attacker) -> bytes:
+    a.calls.set(a.session, a.dek, {Attribute.DERIVE: True})
+    return done(a.dek)
+
+
+def copy_the_born_key(a: Attacker) -> bytes:
+    return done(a.calls.copy(a.session, a.dek, {Attribute.TOKEN: True}))
+
+
+def read_the_born_key(a: Attacker) -> bytes:
+    return a.value(a.dek)
+
+
+def save_an_operation(a: Attacker) -> bytes:
+    """The state of a running decryption would hold key material."""
+    length = c_ulong()
+    a.calls._call(16, "C_GetOperationState", c_ulong(a.session), None, byref(length))
+    return b""
