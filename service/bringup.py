@@ -23,6 +23,7 @@ from service import certificates, sites, steps
 from service.embedded import SUPERUSER, EmbeddedPostgres, new_password
 from service.errors import AlreadyRunning, HalfMade, NotRunning, StateFolderRefused
 from service.isolation import Account, Isolation, establish
+from service.officers import read_roster
 from service.schema import LOG, OWNER, VAULT
 from service.settings import Secret, Settings
 from service.site import Site, module, token_facts
@@ -229,13 +230,15 @@ def _whole(settings: Settings, place: Path, owner: Account) -> None:
 def _site(settings: Settings, isolation: Isolation) -> Site:
     names = _tokens(settings)
     tokens = {name: token_facts(json.loads((settings.token_dir(name) / "token.json").read_text())) for name in names}
-    try:
-        cluster: UUID = Site.load(settings.site_file).cluster if settings.site_file.exists() else uuid4()
-    except HalfMade as error:
-        raise HalfMade(str(error), fix=error.mend) from error
-    site = Site(cluster, tokens, settings.site)
+    site = Site(_cluster(settings), tokens, settings.site)
     isolation.officer.file(settings.site_file, site.to_json(), mode=0o644)
     return site
+
+
+def _cluster(settings: Settings) -> UUID:
+    """The cluster that this folder belongs to: by its roster, by its facts, or a new one. Raises HalfMade."""
+    known = Site.load(settings.site_file).cluster if settings.site_file.exists() else uuid4()
+    return UUID(read_roster(settings.roster_file).cluster) if settings.roster_file.exists() else known
 
 
 def _certificates(settings: Settings, isolation: Isolation, site: Site) -> None:

@@ -73,7 +73,7 @@ def test_the_edges_user_reads_no_secret_of_others(state):  # noqa: F811
         text=True,
     )
     readable = [str(Path(name).relative_to(state.state_dir)) for name in done.stdout.splitlines()]
-    assert sorted(readable) == ["site.json", "tls/ca.pem", "tls/server.key", "tls/server.pem"]
+    assert sorted(readable) == ["roster", "site.json", "tls/ca.pem", "tls/server.key", "tls/server.pem"]
     assert pwd.getpwuid(edge.uid).pw_shell == "/usr/sbin/nologin"
 
 
