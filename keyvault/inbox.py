@@ -27,7 +27,7 @@ from keyvault.sync.roster import Roster
 from keyvault.sync.signatures import Sign, Verify
 from keyvault.sync.store import ApprovalStore, StoredRequest, lasting
 
-OPEN, DONE, CANCELLED = "", "done", "cancelled"
+DONE, CANCELLED = "done", "cancelled"
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Inbox:
         for known in self.all():
             if known.request.operation.nonce == operation.nonce and known.request.operation != operation:
                 raise ApprovalInvalid("the request's nonce was used before")
-        stored = StoredRequest(operation.encode(), request.description, now, None, OPEN)
+        stored = StoredRequest(operation.encode(), request.description, now)
         with lasting(self._parts.database) as transaction:
             if self._store.file(transaction, operation.digest, stored):
                 self._record(transaction, "approval.requested", operation, requester=operation.requester)

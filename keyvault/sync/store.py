@@ -311,16 +311,12 @@ def _schedule(row: Row[Any]) -> ScheduleRow:
 
 @dataclass(frozen=True)
 class StoredRequest:
-    """A request as it lies: the operation and its description as exact bytes, and what became of it.
-
-    `outcome` is empty while it is open; then "done", "cancelled" or whatever ended it.
-    """
+    """A request as it lies, with its signatures. `outcome` is empty while it is open; then it says what ended it."""
 
     operation: bytes
     description: bytes
     filed_at: datetime
-    done_at: datetime | None
-    outcome: str
+    outcome: str = ""
     approvals: tuple[bytes, ...] = ()
 
 
@@ -329,8 +325,7 @@ class ApprovalStore:
 
     def file(self, transaction: Transaction, digest: bytes, request: StoredRequest) -> bool:
         """Insert a request under its operation's digest; False, and nothing is written, if it is there."""
-        values: dict[str, Any] = {"operation_sha256": digest, "operation": request.operation, "description": request.description}
-        values |= {"filed_at": request.filed_at, "done_at": request.done_at, "outcome": request.outcome}
+        values = {"operation_sha256": digest} | {name: value for name, value in vars(request).items() if name != "approvals"}
         filed = upsert(approval_request).values(values).on_conflict_do_nothing().returning(approval_request.c.filed_at)
         return transaction.execute(filed).one_or_none() is not None
 
@@ -342,25 +337,14 @@ class ApprovalStore:
 
     def requests(self, transaction: Transaction) -> list[StoredRequest]:
         """Every request ever filed, oldest first, with its signatures."""
-        signatures: dict[bytes, list[bytes]] = {}
-        order = (approval.c.operation_sha256, approval.c.role.desc(), approval.c.person)
-        for row in transaction.execute(select(approval.c.operation_sha256, approval.c.approval).order_by(*order)):
-            signatures.setdefault(bytes(row.operation_sha256), []).append(bytes(row.approval))
-        query = select(approval_request).order_by(approval_request.c.filed_at, approval_request.c.operation_sha256)
-        return [
-            StoredRequest(
-                bytes(row.operation),
-                bytes(row.description),
-                row.filed_at,
-                row.done_at,
-                row.outcome,
-                tuple(signatures.get(bytes(row.operation_sha256), ())),
-            )
-            for row in transaction.execute(query)
-        ]
+        c, order = approval_request.c, (approval.c.role.desc(), approval.c.person)
+        signed: dict[bytes, tuple[bytes, ...]] = {}
+        for row in transaction.execute(select(approval).order_by(*order)):
+            signed[row.operation_sha256] = (*signed.get(row.operation_sha256, ()), row.approval)
+        rows = transaction.execute(select(approval_request).order_by(c.filed_at, c.operation_sha256))
+        return [StoredRequest(r.operation, r.description, r.filed_at, r.outcome, signed.get(r.operation_sha256, ())) for r in rows]
 
     def end(self, transaction: Transaction, digest: bytes, outcome: str, at: datetime) -> bool:
         """Give an open request its outcome; False, and nothing is written, if it has one or is none."""
-        c = approval_request.c
-        still_open = (c.operation_sha256 == digest) & c.done_at.is_(None)
+        still_open = (approval_request.c.operation_sha256 == digest) & approval_request.c.done_at.is_(None)
         return transaction.execute(update(approval_request).where(still_open).values(done_at=at, outcome=outcome)).rowcount == 1

@@ -13,16 +13,17 @@ from typing import Any
 
 import click
 
-from keyvault.ceremony_messages import ORDER, Step, Transcript
+from keyvault.ceremony_messages import Step, Transcript
 from keyvault.errors import CeremonyMessageInvalid, CeremonyRefused
 from keyvault.hsm import RingMaster
 from keyvault.sync.roster import Roster
 from keyvault.sync.signatures import verify_p256
 from service.ceremonies import OAEP, Desk, Offer, TokenPins, rehearse
+from service.cli.ceremony_output import file_name, say_story, story_facts, story_lines, tell
 from service.cli.main import say_json
 from service.errors import NotRunning
 from service.isolation import establish
-from service.officers import OfficerKey, fingerprint, grouped, read_roster
+from service.officers import OfficerKey, read_roster
 from service.settings import Secret, Settings
 from service.site import announce as announced
 from service.sites import development_officers
@@ -92,7 +93,7 @@ def ceremony(context: click.Context, verified: Path | None) -> None:
 @click.option("--oaep", type=click.Choice(["SHA_1", "SHA256"]), default=OAEP, show_default=True, help="The transport's hash.")
 def begin(desk: Desk, ring: str, receiver: str, version: int | None, oaep: str, out: Path | None, as_json: bool) -> None:
     """Plan a new version, to be made at this site. Give the file to the other officer."""
-    _tell(desk.begin(ring, receiver, version, oaep), out, as_json=as_json)
+    tell(desk.begin(ring, receiver, version, oaep), out, as_json=as_json)
 
 
 @ceremony.command()
@@ -110,13 +111,13 @@ def offer(desk: Desk, plan: Path, out: Path | None, reply: Path | None, yes: boo
     desk.announce(story)
     _expect(story.plan.master)
     with desk.offer(story) as offered:
-        _tell(offered.message, out, as_json=as_json)
-        wanted = reply or Path(_name(offered.message, Step.MASTER))
+        tell(offered.message, out, as_json=as_json)
+        wanted = reply or Path(file_name(offered.message, Step.MASTER))
         click.echo(f"waiting for the maker's answer in {wanted} (Ctrl-C gives up)", err=True)
         answer = _awaited(wanted, offered)
         _compare(desk, answer, yes=yes)
         received = offered.take(answer)
-    _tell(received, None if out is None else out.with_name(f"{out.name}-receipt"), as_json=as_json)
+    tell(received, None if out is None else out.with_name(f"{out.name}-receipt"), as_json=as_json)
 
 
 @ceremony.command()
@@ -128,7 +129,7 @@ def send(desk: Desk, offered: Path, out: Path | None, yes: bool, as_json: bool) 
     _compare(desk, story, yes=yes)
     desk.announce(story)
     _expect(story.plan.master)
-    _tell(desk.send(story), out, as_json=as_json)
+    tell(desk.send(story), out, as_json=as_json)
 
 
 @ceremony.command()
@@ -138,7 +139,7 @@ def close(desk: Desk, receipt: Path, out: Path | None, yes: bool, as_json: bool)
     """Sign that both tokens hold the master. The file is the transcript: give it to the other officer, and to auditors."""
     story = _read(receipt)
     _compare(desk, story, yes=yes)
-    _tell(desk.close(story), out, as_json=as_json)
+    tell(desk.close(story), out, as_json=as_json)
 
 
 @ceremony.command()
@@ -148,7 +149,7 @@ def keep(desk: Desk, transcript: Path, as_json: bool) -> None:
     """Check the whole TRANSCRIPT and keep it at the receiver's site too."""
     story = _read(transcript)
     desk.keep(story)
-    _say(story, f"{story.plan.master.label} is whole; the transcript is kept", as_json=as_json)
+    say_story(story, f"{story.plan.master.label} is whole; the transcript is kept", as_json=as_json)
 
 
 @ceremony.command("list")
@@ -157,7 +158,7 @@ def list_(desk: Desk, as_json: bool) -> None:
     """Show the ceremonies that were begun at this site and are not whole."""
     found = desk.open_ones()
     if as_json:
-        say_json({"open": [_facts(story) for story in found]})
+        say_json({"open": [story_facts(story) for story in found]})
         return
     for story in found:
         click.echo(f"{story.plan.master.label}: the {story.newest.step} was the last step here")
@@ -181,12 +182,12 @@ def abandon(desk: Desk, ring: str, version: int, dry_run: bool, yes: bool, as_js
     if not named:
         raise CeremonyRefused(f"no open ceremony of {master.label} was begun here")
     if dry_run:
-        _say(named[0], f"what this token holds of {master.label} would be destroyed", as_json=as_json)
+        say_story(named[0], f"what this token holds of {master.label} would be destroyed", as_json=as_json)
         return
     if not yes:
         click.confirm(f"Destroy what this token holds of {master.label}?", abort=True, err=True)
     gone = desk.abandon(master, lambda wanted: _agreed(settings, wanted))
-    _say(named[0], f"{gone} objects of {master.label} are destroyed; the number stays used", as_json=as_json)
+    say_story(named[0], f"{gone} objects of {master.label} are destroyed; the number stays used", as_json=as_json)
 
 
 @ceremony.command()
@@ -202,7 +203,7 @@ def announce(plan: Path, roster: Path | None, as_json: bool) -> None:
     story.check(_roster(roster), verify_p256)
     announced(settings, establish(settings.state_dir, settings.site), story.plan.master)
     _expect(story.plan.master)
-    _say(story, f"this site may hold {story.plan.master.label}", as_json=as_json)
+    say_story(story, f"this site may hold {story.plan.master.label}", as_json=as_json)
 
 
 @ceremony.command("rehearse")
@@ -234,7 +235,7 @@ def verify(file: Path, roster: Path | None, as_json: bool) -> None:
     story.check(known, verify_p256)
     if not story.complete:
         raise CeremonyMessageInvalid(f"every message holds, but the ceremony is not whole: it ends with the {story.newest.step}")
-    _say(story, f"{story.plan.master.label}: the whole ceremony holds", as_json=as_json)
+    say_story(story, f"{story.plan.master.label}: the whole ceremony holds", as_json=as_json)
 
 
 def _awaited(place: Path, offered: Offer) -> Transcript:
@@ -302,54 +303,7 @@ def _agreed(settings: Settings, master: RingMaster) -> bool:
 def _compare(desk: Desk, story: Transcript, *, yes: bool) -> None:
     """Check every message so far, show them, and have the officer compare the newest with the other console."""
     desk.check(story)
-    for line in _lines(story):
+    for line in story_lines(story):
         click.echo(line, err=True)
     if not yes:
         click.confirm(f"Does the other officer's console show this fingerprint of the {story.newest.step}?", abort=True, err=True)
-
-
-def _name(story: Transcript, step: Step) -> str:
-    return f"{story.plan.ring}-{story.plan.version}.{ORDER.index(step) + 1}-{step}"
-
-
-def _tell(story: Transcript, out: Path | None, *, as_json: bool) -> None:
-    """Write the message for the other side and show what was written."""
-    place = out or Path(_name(story, story.newest.step))
-    place.write_bytes(story.encode())
-    if as_json:
-        say_json(_facts(story) | {"file": str(place)})
-        return
-    for line in _lines(story):
-        click.echo(line)
-    click.echo(f"written to {place}: give it to the other officer, who must see the same fingerprint")
-
-
-def _say(story: Transcript, sentence: str, *, as_json: bool) -> None:
-    if as_json:
-        say_json(_facts(story))
-        return
-    for line in _lines(story):
-        click.echo(line)
-    click.echo(sentence)
-
-
-def _fingerprints(story: Transcript) -> dict[str, str]:
-    return {one.message.step.value: fingerprint(one.message.encode()) for one in story.messages}
-
-
-def _facts(story: Transcript) -> dict[str, Any]:
-    plan = story.plan
-    sides = {
-        name: {"site": seat.site, "token": seat.token_serial, "officer": seat.officer}
-        for name, seat in (("maker", plan.maker), ("receiver", plan.receiver))
-    }
-    about = {"cluster": plan.cluster, "ring": plan.ring, "version": plan.version, "step": story.newest.step.value}
-    return about | sides | {"fingerprints": _fingerprints(story), "complete": story.complete}
-
-
-def _lines(story: Transcript) -> list[str]:
-    plan = story.plan
-    lines = [f"ring {plan.ring}, version {plan.version}, cluster {plan.cluster}, roster {grouped(plan.roster)}"]
-    for name, seat in (("made", plan.maker), ("received", plan.receiver)):
-        lines.append(f"{name} at site {seat.site} by {seat.officer}, in the token {seat.token_serial}")
-    return lines + [f"{step.ljust(8)} {said}" for step, said in _fingerprints(story).items()]
