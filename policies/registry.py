@@ -16,6 +16,7 @@ from keyvault.records import KeyRef
 from policies.authority import Client, ClientState, Role, Voice, VoiceState
 from policies.consent import Consent, ConsentState, check_terms
 from policies.errors import ClientInactive, ClientUnknown, ConsentExpired, ConsentUnknown, ConsentWithdrawn, VoiceUnknown
+from policies.quotas import EVERYONE, Limits, Quota, Scope
 from policies.store import PolicyStore
 
 
@@ -120,6 +121,22 @@ class Registry:
         if voice is None:
             raise VoiceUnknown()
         return self._store.swap(transaction, voice, replace(voice, state=VoiceState.SUSPENDED))
+
+    def set_quota(self, transaction: Transaction, scope: Scope, name: str, limits: Limits) -> Quota:
+        """From the commit on, these limits hold for this client or voice, or for everyone who has none of their own.
+
+        Raises ClientUnknown, VoiceUnknown, RowChanged.
+        """
+        if name != EVERYONE and scope is Scope.CLIENT:
+            self._client(transaction, name)
+        if name != EVERYONE and scope is Scope.VOICE and self._store.voice_anywhere(transaction, UUID(name)) is None:
+            raise VoiceUnknown()
+        quota = Quota(scope, name, limits.requests, limits.characters, limits.seconds, limits.attempts, row_version=1)
+        known = self._store.quota(transaction, scope, name)
+        if known is not None:
+            return self._store.swap(transaction, known, quota)
+        self._store.insert(transaction, quota)
+        return quota
 
     def _client(self, transaction: Transaction, client_id: str) -> Client:
         client = self._store.client(transaction, client_id)

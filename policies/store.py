@@ -167,10 +167,10 @@ class PolicyStore:
         counted = dict.fromkeys(("requests", "attempts", "characters", "milliseconds"), 0) | amounts
         return SPEND, counted | {"x5t_s256": x5t_s256, "voice_id": voice_id, "minute": minute, "day": day}
 
-    def quotas(self, transaction: Transaction) -> tuple[Quota, ...]:
-        """Every limit that is set, clients' first. Raises AuthorityRowTampered."""
-        rows = transaction.execute(select(quota).order_by(quota.c.scope, quota.c.name))
-        return tuple(found for row in rows if (found := self._read(row, Quota)))
+    def quota(self, transaction: Transaction, scope: Scope, name: str) -> Quota | None:
+        """The limits set under this name. Raises AuthorityRowTampered."""
+        row = transaction.execute(select(quota).where(quota.c.scope == scope.value, quota.c.name == name)).one_or_none()
+        return None if row is None else self._read(row, Quota)
 
     def client(self, transaction: Transaction, client_id: str) -> Client | None:
         """The client of this name. Raises AuthorityRowTampered."""

@@ -26,10 +26,11 @@ from service.settings import Settings
 
 
 class Refused(Exception):
-    """Glottis answered with an error. `code` is stable; `fix` says what to do."""
+    """Glottis answered with an error. `code` is stable; `fix` says what to do, `retry_after` after how many seconds, if at all."""
 
-    def __init__(self, status: int, error: Mapping[str, Any]) -> None:
+    def __init__(self, status: int, error: Mapping[str, Any], retry_after: str | None = None) -> None:
         self.status = status
+        self.retry_after = retry_after
         self.code = str(error.get("code", "unreadable_answer"))
         self.fix = str(error.get("fix", ""))
         super().__init__(f"{self.code}: {error.get('message', '')}")
@@ -185,4 +186,4 @@ def _checked(answer: httpx.Response) -> httpx.Response:
         error = answer.json()["error"]
     except (ValueError, KeyError, TypeError):
         error = {"message": f"HTTP {answer.status_code}"}
-    raise Refused(answer.status_code, error)
+    raise Refused(answer.status_code, error, answer.headers.get("Retry-After"))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -22,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from policies.authority import Role
 from policies.errors import ClientUnknown
 from policies.proofs import certificate_thumbprint, public_jwk
+from policies.quotas import EVERYONE
 from policies.tokens import jwk_thumbprint
 from service import certificates, steps
 from service.bringup import require_running
@@ -78,6 +80,21 @@ def revoke(settings: Settings, name: str) -> dict[str, Any]:
 def listed(settings: Settings) -> list[dict[str, Any]]:
     """Every registered client by name: tenant, roles, state and thumbprints. Raises StepFailed."""
     return list(_registered(settings, "list_clients")["clients"])
+
+
+def quota(settings: Settings, name: str, *, voice: bool = False, changes: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """What a client (or, with `voice`, the voice of this id) may use: see `policies.quotas.Limits`. `*` is everyone.
+
+    Limits given in `changes` are set first. Raises ClientNameRefused, ClientMissing, StepFailed.
+    """
+    if voice and name != EVERYONE:
+        try:
+            name = str(UUID(name))
+        except ValueError:
+            raise ClientNameRefused(f"{name!a} is no voice's id", fix="A voice's id is what its enrolment answered.") from None
+    elif name != EVERYONE:
+        _check(name)
+    return _registered(settings, "quota", scope="voice" if voice else "client", name=name, changes=changes)
 
 
 def issue(settings: Settings, request: bytes, name: str, *, tenant: str, roles: Sequence[Role], jkt: str) -> Issued:
@@ -159,7 +176,7 @@ def _registered(settings: Settings, step: str, **facts: Any) -> dict[str, Any]:
         return steps.call(settings, isolation.vault, step, groups=groups, **facts)
     except StepFailed as failed:
         if failed.cause == ClientUnknown.code:
-            raise ClientMissing(f"there is no client {facts['client']}") from failed
+            raise ClientMissing(f"there is no client {facts.get('client', facts.get('name'))}") from failed
         raise
 
 

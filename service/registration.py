@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 
 from keyvault.database import Database, Transaction
 from keyvault.hsm import Hsm
@@ -12,6 +13,7 @@ from keyvault.records import RecordMac
 from policies.audit.store import AuditStore
 from policies.authority import Client, ClientState, Role
 from policies.intents import Facts, Intent
+from policies.quotas import EVERYONE, Limits, Scope
 from policies.registry import Registry
 from policies.store import PolicyStore, durable
 from service.masters import serving_token
@@ -55,6 +57,22 @@ class Registration:
                 return found, False
             revoked = self._registry.revoke_client(transaction, client)
             return self._recorded(transaction, "client.revoked", revoked), True
+
+    def quota(self, scope: Scope, name: str, changes: Mapping[str, int] | None) -> Limits:
+        """The limits of a client or voice by its own row, else everyone's, else those of the start; with `changes`, set first.
+
+        Raises ClientUnknown, VoiceUnknown, RowChanged.
+        """
+        with durable(self._database) as transaction:
+            rows = (self._store.quota(transaction, scope, known) for known in (name, EVERYONE))
+            limits = next((row.limits for row in rows if row is not None), Limits())
+            if changes is None:
+                return limits
+            limits = replace(limits, **changes)
+            self._registry.set_quota(transaction, scope, name, limits)
+            facts: Facts = {"scope": scope.value, "name": name, **asdict(limits)}
+            self._audit.append(transaction, Intent("quota.set", "allowed", _OPERATOR, _OPERATOR, None, "clients", facts))
+            return limits
 
     def clients(self) -> tuple[Client, ...]:
         """Every client, by name; that they were read is recorded."""

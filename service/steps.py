@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,15 @@ def revoke_client(settings: Settings, *, client: str) -> Answer:
         return _client(revoked) | {"changed": changed}
 
 
+def quota(settings: Settings, *, scope: str, name: str, changes: Mapping[str, int] | None) -> Answer:
+    """The limits of a client or voice, set first where changes are given."""
+    from policies.quotas import Scope
+    from service.registration import registration
+
+    with registration(settings) as clients:
+        return asdict(clients.quota(Scope(scope), name, changes))
+
+
 def list_clients(settings: Settings) -> Answer:
     """Every client, each row with its MAC checked."""
     from service.registration import registration
@@ -271,6 +281,7 @@ STEPS: Mapping[str, Callable[..., Answer]] = {
     "register_client": register_client,
     "rotate_client": rotate_client,
     "revoke_client": revoke_client,
+    "quota": quota,
     "list_clients": list_clients,
     "probe_token": probe_token,
     "check_audit": check_audit,

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 import click
 
 from policies.authority import ClientState, Role
+from policies.quotas import EVERYONE
 from service import clients as registered
 from service.cli.main import say_json
 from service.errors import ClientMissing
@@ -108,6 +109,29 @@ def list_(as_json: bool) -> None:
     else:
         for line in _table(found):
             click.echo(line)
+
+
+@clients.command()
+@click.argument("name")
+@click.option("--voice", is_flag=True, help="NAME is a voice's id, and not a client's name.")
+@click.option("--requests", type=click.IntRange(0, 10**12), help="Requests a minute; a token and its use are one each.")
+@click.option("--characters", type=click.IntRange(0, 10**12), help="Characters of speech a day.")
+@click.option("--seconds", type=click.IntRange(0, 10**12), help="Seconds of speech a day.")
+@click.option("--attempts", type=click.IntRange(0, 10**12), help="Failed attempts a minute; counted for clients alone.")
+@click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
+def quota(name: str, voice: bool, as_json: bool, **limits: int | None) -> None:
+    """Show how much NAME may use, or set it: what is not given stays as it is. '*' is every client (or voice) without an own quota.
+
+    A request beyond a minute's limit is refused as rate_limited, one beyond a day's as quota_exhausted, with the time to wait.
+    Minutes and days are counted in UTC, once over all workers.
+    """
+    changes = {limit: value for limit, value in limits.items() if value is not None} or None
+    found = registered.quota(Settings.load(os.environ), name, voice=voice, changes=changes)
+    whose = "every other voice" if voice else "every other client"
+    minute, day = f"{found['requests']} requests", f"{found['characters']} characters and {found['seconds']} seconds of speech"
+    failing = "" if voice else f" and {found['attempts']} failed attempts"
+    sentence = f"{whose if name == EVERYONE else name} may use {minute}{failing} a minute, {day} a day"
+    _say({"name": name, "scope": "voice" if voice else "client", **found}, sentence, as_json=as_json)
 
 
 def _say(facts: Mapping[str, Any], sentence: str, *, as_json: bool) -> None:

@@ -139,3 +139,28 @@ def test_an_unknown_name_is_told_as_one(running: Installation) -> None:
     assert refused.returncode == 1
     assert "client_missing" in refused.stderr
     assert not running.settings.client_dir("nobody").exists()
+
+
+def test_a_quota_holds_from_the_next_request_on_every_worker(running: Installation) -> None:
+    name = new_client(running)
+    shown = json.loads(glottis(running, "quota", name, "--json").stdout)
+    assert shown["requests"] > 100
+    with client_of(running, name) as client:
+        client.voices()
+        told = json.loads(glottis(running, "quota", name, "--requests", "0", "--json").stdout)
+        assert told == shown | {"requests": 0}
+        for _ in range(EACH_WORKER_SEVERAL_TIMES):
+            with pytest.raises(Refused) as refused:
+                client.voices()
+            assert (refused.value.status, refused.value.code) == (429, "rate_limited")
+            assert 1 <= int(refused.value.retry_after or 0) <= 60
+        assert glottis(running, "quota", name, "--requests", "1000").stdout.startswith(f"{name} may use 1000 requests and ")
+        client.voices()
+    assert intents(running, "quota.set") >= 2
+
+
+def test_a_quota_is_for_somebody_who_is_there(running: Installation) -> None:
+    for arguments in (("quota", "nobody-at-all"), ("quota", "not-a-voice", "--voice")):
+        done = glottis(running, *arguments, "--requests", "1")
+        assert done.returncode == 1
+        assert "Traceback" not in done.stderr

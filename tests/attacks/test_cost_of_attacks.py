@@ -97,6 +97,7 @@ def peak(run: Callable[[], object]) -> int:
 
 def test_every_attack_on_a_token(house):
     """Against verifying a good one, which costs far less than admitting it; within 256 KiB."""
+    house.clock.stop()  # no token is over before it is used, however busy the machine is
     token = house.token(house.client(), Purpose.SPEAK, house.voice())
     honest = best(lambda: house.verifier.verify(token), 40)
     for name, attack in token_attacks(house, token).items():
@@ -112,6 +113,7 @@ def test_every_attack_on_a_token(house):
 
 def test_every_attack_on_the_gate(house):
     """Whole requests, with what is recorded of them, against admitting a good one; within 1 MiB."""
+    house.clock.stop()  # no token is over before it is used, however busy the machine is
     device, voice, thief = house.client(), house.voice(), house.client("thief")
     good = iter([house.speech(device, voice) for _ in range(7)])
     honest = best(lambda: house.gate.admit(next(good)), 7)

@@ -6,6 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple
 from types import SimpleNamespace
+from uuid import uuid4
 
 import pytest
 from house import TEXT, House
@@ -215,3 +216,18 @@ def test_windows_begin_with_the_minute_and_the_day(now):
     assert minute.timestamp() <= now < minute.timestamp() + 60
     assert day.timestamp() <= now < day.timestamp() + 86_400
     assert (minute.second, day.hour, day.minute) == (0, 0, 0)
+
+
+def test_setting_a_quota_needs_somebody_to_set_it_for(scene):
+    house, device, voice = scene
+    with house.database.begin() as transaction:
+        with pytest.raises(errors.ClientUnknown):
+            house.registry.set_quota(transaction, Scope.CLIENT, "nobody", Limits())
+        with pytest.raises(errors.VoiceUnknown):
+            house.registry.set_quota(transaction, Scope.VOICE, str(uuid4()), Limits())
+        house.registry.set_quota(transaction, Scope.VOICE, EVERYONE, Limits(characters=10**6))
+        house.registry.set_quota(transaction, Scope.VOICE, str(voice), Limits(characters=0))
+        assert house.registry.set_quota(transaction, Scope.VOICE, str(voice), Limits(characters=len(TEXT))).row_version == 2
+    house.gate.admit(house.speech(device, voice))
+    with pytest.raises(errors.QuotaExhausted):
+        house.gate.admit(house.speech(device, voice))
