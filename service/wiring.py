@@ -27,6 +27,7 @@ from policies.engine import PolicyEngine
 from policies.gate import Gate
 from policies.grants import VerifiedProof
 from policies.minting import Minting
+from policies.nonces import Nonces
 from policies.proofs import ProofVerifier
 from policies.registry import Registry
 from policies.store import PolicyStore, durable
@@ -78,7 +79,7 @@ def _vault(settings: Settings, database: Database, hsm: SiteHsm) -> Vault:
     keys = VoiceKeys(hsm, KeyStore(), KeyEventRecorder(audit), mac, receipts=not agreement.alone, site=settings.site)
     signer = hsm.public_key(KeyName.TOKEN_SIGNER)
     issuer, clock = settings.public_base_url, time.time
-    proofs, policies, refusals = ProofVerifier(issuer, clock), PolicyEngine.shipped(), RefusalCounts(clock)
+    proofs, policies, refusals = ProofVerifier(issuer, clock, Nonces(mac, clock)), PolicyEngine.shipped(), RefusalCounts(clock)
     registry = Registry(store, clock)
     gate = Gate(
         database=database,

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 from uuid import UUID
 
-from keyvault.database import Database
+from keyvault.database import Database, Statement
 from policies.authority import Voice
 from policies.errors import VoiceUnknown
 from policies.gate import Call, Gate
@@ -266,9 +266,16 @@ class Vault:
             yield facts
         except Exception as error:
             known = refusal_of(error)
-            self.intents.complete(grant.intent_id, known.code if known else "internal_error", facts)
+            self.intents.complete(grant.intent_id, known.code if known else "internal_error", facts, *self._spent(grant, facts))
             raise
-        self.intents.complete(grant.intent_id, outcome, facts)
+        self.intents.complete(grant.intent_id, outcome, facts, *self._spent(grant, facts))
+
+    def _spent(self, grant: Grant, facts: Mapping[str, str | int]) -> list[Statement]:
+        """What counts the speech that was made, also by one who left before its end, against the quotas."""
+        spoken = int(facts.get("milliseconds", 0))
+        if not spoken:
+            return []
+        return [self.store.spend(grant.token.x5t_s256, grant.token.voice, time.time(), milliseconds=spoken)]
 
 
 def _uploaded(frame: frames.Upload | frames.Refused | None) -> frames.Upload:
