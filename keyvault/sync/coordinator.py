@@ -15,13 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from uuid import uuid4
 
 from keyvault.approvals import Approval, Operation
 from keyvault.errors import HsmUnavailable, KeyNotFound, KeyVaultError
 from keyvault.hsm import RingMaster
 from keyvault.states import KeyState
-from keyvault.sync.acts import act_proposal
 from keyvault.sync.errors import (
     Conflict,
     PeerUnavailable,
@@ -34,10 +32,11 @@ from keyvault.sync.errors import (
 )
 from keyvault.sync.node import SiteNode
 from keyvault.sync.peer import Peer
+from keyvault.sync.proposals import act_proposal, kept, proposal_after, retired
 from keyvault.sync.roster import Roster
 from keyvault.sync.state import SiteState, Vote, require_fresh
-from keyvault.sync.statement import Certificate, Endorsement, Manifest, Op, Phase, Proposal, Signed, Status
-from keyvault.sync.table import Record, Records, table_root
+from keyvault.sync.statement import Certificate, Endorsement, Op, Phase, Proposal, Signed, Status
+from keyvault.sync.table import Record
 
 ALGORITHM = "AES-256"
 _PASSING = (Conflict, HsmUnavailable, PeerUnavailable, PeerUnheard, ProofFailed, SiteBehind, SyncStoreUnavailable)
@@ -77,11 +76,7 @@ class Coordinator:
         reason: str = "",
     ) -> Proposal:
         """A transaction that follows this site's table, for officers to approve (`sync.OP` over the manifest) and `transact`."""
-        ledger = self.node.ledger
-        rows = _ordered(ledger.records if records is None else records)
-        roster = new_roster or ledger.roster
-        about = (ledger.roster.cluster, ledger.epoch + 1, ledger.head, uuid4(), op, roster.digest, table_root(rows), len(rows))
-        return Proposal(Manifest(*about, tuple(sorted(repairs)), reason=reason), rows, new_roster)
+        return proposal_after(self.node.ledger, op, records, new_roster, repairs=repairs, reason=reason)
 
     def endorse_roster(self, approve: Callable[[Proposal], Proposal]) -> bytes:
         """The first transaction: both HSMs sign what the cluster starts from. `approve` adds the officers' approvals.
@@ -109,7 +104,7 @@ class Coordinator:
             about = (f"ring/{master.ring}", master.version, KeyState.ACTIVE, ALGORITHM, held[master.label])
             new.append(Record(*about, ledger.roster.names))
         rings = {record.key_id for record in new}
-        return self.transact(self.propose(Op.INSTALL, (*(_retired(record, rings) for record in ledger.records), *new)))
+        return self.transact(self.propose(Op.INSTALL, (*(retired(record, rings) for record in ledger.records), *new)))
 
     def change_states(
         self,
@@ -129,8 +124,8 @@ class Coordinator:
         rows = tuple(replace(record, state=states.get(record.name, record.state)) for record in records)
         if compromised := [name for name, state in states.items() if state is KeyState.COMPROMISED]:
             self.node.report(compromised, reason)
-        proposal = self.propose(Op.STATE, rows, reason=reason)
-        return self.transact(replace(proposal, operation=operation, approvals=tuple(approvals)))
+        proposed = self.propose(Op.STATE, rows, reason=reason)
+        return self.transact(replace(proposed, operation=operation, approvals=tuple(approvals)))
 
     def repair(self, names: Iterable[str]) -> bytes:
         """End the quarantine of versions: proved again where every site holds them, else kept by who does and for opening only.
@@ -142,7 +137,7 @@ class Coordinator:
         if unknown := repaired - {record.name for record in ledger.records}:
             raise KeyNotFound(f"{min(unknown)} is no agreed version")
         lacking = {name: set(side.lacking()) for name, side in self._sides().items()}
-        rows = [_kept(record, lacking) if record.name in repaired else record for record in ledger.records]
+        rows = [kept(record, lacking) if record.name in repaired else record for record in ledger.records]
         return self.transact(self.propose(Op.REPAIR, rows, repairs=repaired))
 
     def propose_act(self, op: Op, reason: str, new_roster: Roster | None = None) -> Proposal:
@@ -330,22 +325,3 @@ class Coordinator:
         """The votes for this proposal, of the sites that gave theirs."""
         votes = (SiteState.decode(side.state()).vote for side in sides.values())
         return [vote for vote in votes if vote and vote.proposal.manifest == proposal.manifest]
-
-
-def _ordered(records: Iterable[Record]) -> Records:
-    return tuple(sorted(records, key=lambda record: (record.key_id, record.version)))
-
-
-def _retired(record: Record, rings: set[str]) -> Record:
-    """A ring's active version once the ring gets a new one."""
-    ends = record.key_id in rings and record.state is KeyState.ACTIVE
-    return replace(record, state=KeyState.DEACTIVATED) if ends else record
-
-
-def _kept(record: Record, lacking: Mapping[str, set[str]]) -> Record:
-    """A repaired version: as it was where every holder has it, else held by who has it, and for opening only."""
-    holders = tuple(site for site in record.holders if record.name not in lacking[site])
-    if holders == record.holders or record.state is KeyState.DESTROYED:
-        return record
-    wraps = record.state in (KeyState.ACTIVE, KeyState.SUSPENDED)
-    return replace(record, holders=holders, state=KeyState.DEACTIVATED if wraps else record.state)
