@@ -62,7 +62,9 @@ def run(plan: Plan, transcript: Transcript) -> None:
     plan.recordings(SPEAKER)
     plan.out.mkdir(parents=True, exist_ok=True)
     with _state_folder() as folder:
-        settings = Settings.load({"GLOTTIS_STATE_DIR": str(folder), "GLOTTIS_PORT": str(_free_port())})
+        # Destructions are due at once here; an installation keeps a delay in which they can be cancelled.
+        variables = {"GLOTTIS_STATE_DIR": str(folder), "GLOTTIS_PORT": str(_free_port()), "GLOTTIS_DESTROY_DELAY_HOURS": "0"}
+        settings = Settings.load(variables)
         with ExitStack() as stack:
             with _started(settings, transcript) as up:
                 scene = _registered(settings, plan, transcript, stack)
