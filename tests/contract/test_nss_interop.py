@@ -48,10 +48,7 @@ def written(calls: RawCalls, session: int) -> dict[str, bytes]:
     made = {"blob": calls.wrap(session, kek, dek), "mac": calls.sign(session, dek, Mechanism.AES_CMAC, JOINT)}
     with LockedBuffer(64) as plain:
         plain.view(0, len(PLAIN))[:] = bytearray(PLAIN)
-        try:
-            made["row"] = calls.encrypt(session, dek, bytes(12), AAD, plain.address, len(PLAIN))
-        except CallFailed as error:
-            made["row"] = error.answer.encode()
+        made["row"] = calls.encrypt(session, dek, bytes(12), AAD, plain.address, len(PLAIN))
     return made
 
 
@@ -134,8 +131,6 @@ def test_what_softhsm_wraps_and_seals_nss_opens(tmp_path: Path) -> None:
 
 def test_what_nss_wraps_and_seals_softhsm_opens(tmp_path: Path) -> None:
     made = in_own_process(in_nss, tmp_path / "b", None)
-    if made["row"] == b"BUFFER_TOO_SMALL":  # some versions ask for more room than they use; our door gives just enough
-        made["row"] = in_own_process(in_softhsm, tmp_path / "c", None)["row"]
     assert in_own_process(in_softhsm, tmp_path / "a", made) == {"row": PLAIN, "mac": made["mac"]}
 
 
