@@ -232,10 +232,16 @@ class TombstoneStore:
         query = select(tombstone).where(tombstone.c.voice_id > after).order_by(tombstone.c.voice_id).limit(limit)
         return [_tombstone(row) for row in transaction.execute(query)]
 
-    def unshredded(self, transaction: Transaction) -> list[Tombstone]:
-        """Tombstones of voices that an old copy of the database could still open, oldest first."""
-        query = select(tombstone).where(tombstone.c.shredded_at.is_(None)).order_by(tombstone.c.erased_at)
-        return [_tombstone(row) for row in transaction.execute(query)]
+    def coverages(self, transaction: Transaction) -> list[tuple[str, int, int]]:
+        """Which ring and versions, first to last, keep voices from being shredded: each once, as the rows say it."""
+        c = tombstone.c
+        query = select(c.ring, c.first_ring_version, c.last_ring_version).filter_by(shredded_at=None).distinct()
+        return [(row[0], row[1], row[2]) for row in transaction.execute(query)]
+
+    def unshredded(self, transaction: Transaction, ring: str, first: int, last: int) -> list[Tombstone]:
+        """Tombstones with this coverage of voices that are not shredded."""
+        covered = {"ring": ring, "first_ring_version": first, "last_ring_version": last}
+        return [_tombstone(row) for row in transaction.execute(select(tombstone).filter_by(shredded_at=None, **covered))]
 
     def add_tombstone(self, transaction: Transaction, stone: Tombstone) -> None:
         """Insert. Raises RowChanged if this voice has one: the transaction is then void."""

@@ -132,14 +132,13 @@ class Tombstones:
         then.
         """
         shredded, tampered = [], []
-        rings: dict[str, list[RingVersion]] = {}
-        for found in self._store.unshredded(transaction):
-            if not self._holds(found):
-                tampered.append(found.voice)
+        for ring, first, last in self._store.coverages(transaction):
+            if _outlook(ring, first, last, self._versions(transaction, ring)).left:
                 continue
-            if found.ring not in rings:
-                rings[found.ring] = self._versions(transaction, found.ring)
-            if not _outlook(found, rings[found.ring]).left:
+            for found in self._store.unshredded(transaction, ring, first, last):
+                if not self._holds(found):
+                    tampered.append(found.voice)
+                    continue
                 done = self._written(transaction, found, replace(found, shredded_at=now))
                 self._recorder.record(transaction, KeyEvent(SHREDDED, facts(done)))
                 shredded.append(found.voice)
@@ -147,7 +146,7 @@ class Tombstones:
 
     def outlook(self, transaction: Transaction, stone: Tombstone) -> Outlook:
         """What keeps this voice from being shredded. Raises RecordTampered for a ring version's row."""
-        return _outlook(stone, self._versions(transaction, stone.ring))
+        return _outlook(stone.ring, *_range(stone), self._versions(transaction, stone.ring))
 
     def retire_older(self, transaction: Transaction, voice: UUID, version: int) -> tuple[WrappedKey, ...]:
         """Destroy every key version below `version`: the blob goes, the row stays, for its number is never used again.
@@ -205,13 +204,13 @@ def facts(stone: Tombstone) -> dict[str, str | int]:
     return {"voice": str(stone.voice), "tenant": stone.tenant, "keys": len(stone.dek_ids), **ring}
 
 
-def _outlook(stone: Tombstone, ring: Sequence[RingVersion]) -> Outlook:
-    versions = {version.version: version for version in ring}
+def _outlook(ring: str, first: int, last: int, rows: Sequence[RingVersion]) -> Outlook:
+    versions = {version.version: version for version in rows}
     left, times = [], []
-    for number in range(stone.first_ring_version, stone.last_ring_version + 1):
+    for number in range(first, last + 1):
         version = versions.get(number)
         if version is None or version.state is not KeyState.DESTROYED:
-            left.append(f"{stone.ring}/{number}")
+            left.append(f"{ring}/{number}")
             times.append(version.destroy_at if version else None)
     due = [at for at in times if at is not None]
     return Outlook(tuple(left), max(due) if due and len(due) == len(times) else None)

@@ -111,12 +111,12 @@ class Erasure:
             raise VoiceUnknown()
         # Before anything is recorded: it reads the whole log, and recording keeps this process's other entries waiting.
         details = self._details.erase(transaction, voice)
+        self._policies.forget_voice(transaction, voice)
         if before.tombstone is not None and not before.any:
             return Erased(before.tombstone, before.outlook, 0, 0, details, False, before.findings)
         if before.tenant is None and not before.findings:
             raise VoiceUnknown()
         now = datetime.fromtimestamp(self._clock(), UTC)
-        self._policies.forget_voice(transaction, voice)
         self._voiceprints.replace(transaction, voice, ())
         stone, findings = self._tombstones.bury(
             transaction, voice, before.tenant or "", now=now, peer_erased_at=now if self._alone else None

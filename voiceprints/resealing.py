@@ -87,9 +87,7 @@ class Resealing:
             self._recorder.record(transaction, KeyEvent("voice.resealing", facts))
         return known, (embedding, conditioning), key
 
-    def _require_unchanged(
-        self, transaction: Transaction, known: Voice, rows: tuple[SealedRow, SealedRow], key: FoundKey
-    ) -> None:
+    def _require_unchanged(self, transaction: Transaction, known: Voice, rows: tuple[SealedRow, SealedRow], key: FoundKey) -> None:
         """What was opened is still what is stored; a key that was only re-wrapped is the same key. Raises RowChanged."""
         embedding, conditioning, current = sealed_voice(transaction, self._store, self._keys, known.tenant, known.voice_id)
         if (embedding, conditioning) != rows or (current.ref.id, current.ref.version) != (key.ref.id, key.ref.version):

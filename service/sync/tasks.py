@@ -7,7 +7,10 @@ from uuid import UUID
 
 import structlog
 
+from keyvault.records import RecordMac
 from keyvault.sync.errors import PeerUnavailable
+from keyvault.sync.store import lasting
+from keyvault.tombstones import Tombstones
 from service.sync.assembly import SiteService
 from service.sync.work import COMPARE_S, PUMP_S, Task
 
@@ -28,7 +31,7 @@ def tasks(site: SiteService) -> list[Task]:
         keys.turn()
         return DUE_S
 
-    always = [Task("compare", _Comparing(site).turn), Task("due", due)]
+    always = [Task("compare", _Comparing(site).turn), Task("due", due), Task("shred", _Shredding(site).turn)]
     return [*always, Task("send", _Sending(site).turn)] if site.peer else always
 
 
@@ -45,6 +48,23 @@ class _Sending:
             _log.warning("keys_refused", rows={str(row): code for row, code in pumped.refused.items()})
             self._refused = dict(pumped.refused)
         return REFUSED_S if pumped.refused else PUMP_S
+
+
+class _Shredding:
+    """Finds which erased voices no old copy opens any more, once ring versions are destroyed."""
+
+    def __init__(self, site: SiteService) -> None:
+        self._site = site
+        self._tampered: tuple[UUID, ...] = ()
+
+    def turn(self) -> float:
+        parts = self._site.node.parts
+        with lasting(parts.database) as transaction:
+            found = Tombstones(RecordMac(parts.hsm), parts.recorder).shred_due(transaction, now=parts.clock())
+        if found.tampered != self._tampered:
+            _log.warning("tombstones_tampered", voices=[str(voice) for voice in found.tampered])
+            self._tampered = found.tampered
+        return DUE_S
 
 
 class _Comparing:
