@@ -201,10 +201,8 @@ class TombstoneStore:
     """What is left of erased voices, and the removal of their keys. Rows go out as they lie: check a tombstone's MAC first."""
 
     def lock_voice(self, transaction: Transaction, voice: UUID) -> None:
-        """Wait for whoever erases, seals again or takes over this voice, and keep others waiting until `transaction` ends.
-
-        What they committed is visible to the next statement, also where no row of the voice is left to lock.
-        """
+        """Wait for whoever erases, seals again or takes over this voice, and keep others waiting until `transaction` ends. What
+        they committed is visible to the next statement, also where no row of the voice is left to lock."""
         number = int.from_bytes(sha256(canonical("voice-lock", voice)).digest()[:8], "big", signed=True)
         transaction.execute(select(func.pg_advisory_xact_lock(number)))
 

@@ -118,7 +118,7 @@ class Voices:
         recorder, mac = KeyEventRecorder(self.audit), RecordMac(self.hsm)
         resealing = Resealing(
             database=self.database,
-            keys=VoiceKeys(self.hsm, KeyStore(), recorder, mac),
+            keys=VoiceKeys(self.hsm, KeyStore(), recorder, mac, receipts=not self.roster.development, site=self.settings.site),
             tombstones=self.tombstones,
             policies=self.policies,
             recorder=recorder,
