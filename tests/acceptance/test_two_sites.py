@@ -25,6 +25,9 @@ from service.schema import opened
 from service.settings import Settings
 from service.sync.admin import ask
 
+pytestmark = pytest.mark.timeout(600)
+"""Two tokens, two databases and a dozen processes come up in the first test."""
+
 TEXT = "The quick brown fox jumps over the lazy dog."
 
 
@@ -169,6 +172,30 @@ def test_a_killed_site_process_comes_back_and_both_agree(two: Installation, voic
     assert eventually(lambda: glottis(two.settings, "site", "verify").returncode == 0)
     assert state_of(two, two.voice("2033")) in ("speaks", "awaiting_sync")
     assert eventually(lambda: status(two.settings)["awaiting_sync"] == 0)
+
+
+@pytest.mark.soak
+def test_either_site_process_killed_at_many_random_points_loses_no_voice(two: Installation, voice: str) -> None:
+    """While voices are enrolled and transactions are resumed; at the end both sites hold and agree on all of it."""
+    enrolled = []
+    for turn in range(40):
+        victim = site_process(two, random.choice("ab"))
+        begun = subprocess.Popen(
+            [sys.executable, "-P", "-m", "service.cli.main", "site", "resume"],
+            env=VARIABLES | two.settings.environ(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        time.sleep(random.random() * 2)
+        os.kill(victim, signal.SIGKILL)
+        if turn % 5 == 0:
+            enrolled.append(two.voice("2033"))
+        assert state_of(two, voice) == "speaks"
+        begun.wait(60)
+        time.sleep(25)  # a program that ran this long is started again at once, however often it dies
+    assert eventually(lambda: glottis(two.settings, "site", "verify").returncode == 0, 120)
+    assert eventually(lambda: status(two.settings)["awaiting_sync"] == 0, 120)
+    assert {state_of(two, one) for one in enrolled} == {"speaks"}
 
 
 def test_the_second_site_killed_whole_is_started_again(two: Installation, voice: str) -> None:
