@@ -191,4 +191,13 @@ LIMITS = select(quota, _newest(quota, quota.c.scope + "/" + quota.c.name)).where
 )
 """The limits set for this client and this voice, and those for everyone. Names of the other scope are sorted out by the reader."""
 # A gate that cannot finish while the token lives has no reason to hold its locks.
-DURABLE = text("SELECT set_config('synchronous_commit', 'on', true), set_config('statement_timeout', '5s', true)")
+DURABLE = text("""
+    SELECT set_config('synchronous_commit', 'on', true), set_config('statement_timeout', '5s', true),
+           set_config('app.tenant', coalesce(CAST(:tenant AS text), ''), true)
+""")
+"""On disk when it commits; and in this transaction, row-level security shows the rows of this tenant alone (of all, if null)."""
+DURABLE_AS = text("""
+    SELECT set_config('synchronous_commit', 'on', true), set_config('statement_timeout', '5s', true),
+           set_config('app.tenant', coalesce((SELECT tenant FROM client WHERE cert_sha256 = :x5t_s256), chr(1)), true)
+""")
+"""The same for the tenant of the client with this certificate; for nobody's, if there is no such client."""

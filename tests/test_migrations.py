@@ -102,6 +102,8 @@ def test_not_even_the_owner_changes_the_log(as_role, statement):
     [
         (schema.VAULT, "UPDATE intent SET body = ''"),
         (schema.VAULT, "DELETE FROM completion"),
+        (schema.VAULT, "DELETE FROM authority_change"),
+        (schema.VAULT, "UPDATE authority_change SET row_version = 1"),
         (schema.VAULT, "INSERT INTO leaf VALUES (0, 'intent', gen_random_uuid(), '')"),
         (schema.VAULT, "INSERT INTO checkpoint VALUES (0, '', now())"),
         (schema.VAULT, "CREATE TABLE mine (x int)"),

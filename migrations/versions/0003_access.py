@@ -1,4 +1,4 @@
-"""Quotas and their use, and the list of authority rows' newest versions, which only grows."""
+"""Quotas and their use, the list of authority rows' newest versions, which only grows, and row-level security by tenant."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ depends_on = None
 
 MAC_BYTES = 16
 APPEND_ONLY = ("authority_change",)
+OF_TENANTS = ("client", "consent", "voice", "usage")
+# A transaction that names its tenant sees and writes that tenant's rows; one that names none is about all of them.
+IN_TENANT = "coalesce(current_setting('app.tenant', true), '') IN ('', tenant)"
 
 
 def _column(name: str, kind: Any) -> sa.Column:
@@ -58,6 +61,10 @@ def upgrade() -> None:
     for table in APPEND_ONLY:  # the function is of the foundation
         op.execute(f"CREATE TRIGGER append_only BEFORE UPDATE OR DELETE ON {table} FOR EACH ROW EXECUTE FUNCTION append_only()")
         op.execute(f"CREATE TRIGGER append_only_whole BEFORE TRUNCATE ON {table} FOR EACH STATEMENT EXECUTE FUNCTION append_only()")
+    for table in OF_TENANTS:
+        op.execute(f"CREATE POLICY tenant ON {table} USING ({IN_TENANT}) WITH CHECK ({IN_TENANT})")
+        op.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
+        op.execute(f"ALTER TABLE {table} FORCE ROW LEVEL SECURITY")
 
 
 def downgrade() -> None:

@@ -146,7 +146,7 @@ class Vault:
     def record_consent(self, credentials: Credentials, body: ConsentRequest) -> Done:
         """Write down what a speaker allowed."""
         grant = self.gate.admit(credentials.call(Purpose.CONSENT))
-        with self._completing(grant, "recorded"), durable(self.database) as transaction:
+        with self._completing(grant, "recorded"), durable(self.database, grant.token.tenant) as transaction:
             consent = self.registry.record_consent(
                 transaction,
                 tenant=grant.token.tenant,
@@ -188,14 +188,14 @@ class Vault:
     def voices(self, credentials: Credentials) -> Done:
         """The tenant's voices, by name and state."""
         grant = self.gate.admit(credentials.call(Purpose.READ))
-        with self._completing(grant, "read"), durable(self.database) as transaction:
+        with self._completing(grant, "read"), durable(self.database, grant.token.tenant) as transaction:
             found = self.store.voices(transaction, grant.token.tenant)
         return Done(grant.intent_id, {"voices": [_described(voice) for voice in found]})
 
     def voice(self, credentials: Credentials, voice_id: UUID) -> Done:
         """One of the tenant's voices. Raises VoiceUnknown."""
         grant = self.gate.admit(credentials.call(Purpose.READ))
-        with self._completing(grant, "read"), durable(self.database) as transaction:
+        with self._completing(grant, "read"), durable(self.database, grant.token.tenant) as transaction:
             found = self.store.voice(transaction, grant.token.tenant, voice_id)
             if found is None:
                 raise VoiceUnknown()
