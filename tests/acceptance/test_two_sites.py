@@ -175,6 +175,7 @@ def test_a_killed_site_process_comes_back_and_both_agree(two: Installation, voic
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3000)
 def test_either_site_process_killed_at_many_random_points_loses_no_voice(two: Installation, voice: str) -> None:
     """While voices are enrolled and transactions are resumed; at the end both sites hold and agree on all of it."""
     enrolled = []
