@@ -18,6 +18,7 @@ from service import clients
 from service.cli.exits import Exit
 from service.client import Refused, VoiceClient
 from service.settings import Settings
+from service.sites import DEVELOPMENT_OFFICERS
 
 pytestmark = pytest.mark.timeout(300)  # the first test waits for the whole start
 
@@ -52,6 +53,12 @@ class House:
         with engine.begin() as connection:
             result = connection.execute(sa.text(statement), values)
             return result.all() if result.returns_rows else []
+
+    def approve(self, request: str) -> None:
+        for person in DEVELOPMENT_OFFICERS[:2]:
+            key = self.settings.officer_dir / f"{person}.pem"
+            done = glottis(self.settings, "approvals", "approve", request, "--key", str(key), "--yes")
+            assert done.returncode == 0, done.stderr
 
     def speaks(self) -> bool:
         return all(len(self.studio.speak(voice, "Hello.")) > 1000 for voice in self.voices)
@@ -153,6 +160,9 @@ def test_a_destruction_can_be_cancelled_and_then_is_carried_out(house):
     house.run("destroy", "main/2", "--reason", "it serves", "--yes", code=Exit.REFUSED)
     assert house.facts("destroy", "main/1", "--reason", "retired", "--dry-run")["changed"] is False
     assert house.version(1)["destroy_at"] is None
+    asked = house.facts("destroy", "main/1", "--reason", "retired", "--yes", code=Exit.REFUSED)
+    assert house.facts("destroy", "main/1", "--reason", "retired", "--yes", code=Exit.REFUSED)["request"] == asked["request"]
+    house.approve(asked["request"])
     pending = house.facts("destroy", "main/1", "--reason", "retired", "--yes")
     assert datetime.fromisoformat(pending["destroy_at"]) - datetime.now(UTC) > timedelta(days=6)
     assert "unless cancelled" in house.run("show", "main/1").stdout
