@@ -62,11 +62,13 @@ class SessionPool:
         """Log in. `fatal` hears, once, what no retry of this process can mend. Raises HsmUnavailable, PinRejected."""
         self.token = Token(module, config, pin)
         self.figures = Figures()
-        self.places = [Place(self._give_back) for _ in range(config.sessions)]
+        self._free = FreePlaces()
+        self.places = [Place(self._free.give) for _ in range(config.sessions)]
+        for place in self.places:
+            self._free.give(place)
         self.audit: Callable[[TokenSession], object] = lambda _: None
         """Asked of the token after each recovery, as at start; what it raises, nothing is served after."""
         self._module, self._config, self._pin, self._breaker, self._fatal = module, config, HeldPin(pin), breaker, fatal
-        self._free = FreePlaces(self.places)
         self._open = True
         self._generation = 0
         self._healing = threading.Lock()
@@ -82,8 +84,15 @@ class SessionPool:
         """
         if self._breaker.failures:
             self._breaker.admit()
+        generation = self._generation
         try:
-            result = self._run(operation)
+            try:
+                result = self._try(operation)
+            except (CallFailed, KeyGone) as error:
+                if not self._is_lost(error):
+                    raise
+                self._heal(generation, error)
+                result = self._try(operation)
         except (HsmBusy, PinRejected, SessionKeyGone):
             self._breaker.undecided()
             raise
@@ -96,16 +105,6 @@ class SessionPool:
         if self._breaker.failures:
             self._breaker.succeeded()
         return result
-
-    def _run(self, operation: Callable[[TokenSession], Result]) -> Result:
-        generation = self._generation
-        try:
-            return self._try(operation)
-        except (CallFailed, KeyGone) as error:
-            if not self._is_lost(error):
-                raise
-            self._heal(generation, error)
-        return self._try(operation)
 
     def _is_lost(self, error: HsmUnavailable) -> bool:
         if isinstance(error, CallFailed):
@@ -156,22 +155,12 @@ class SessionPool:
             raise self._refused
         if not self._open:
             raise HsmUnavailable("the token was closed")
-        place = self._free_place()
+        place = self._free.idle() or self._waited_for()
         place.thread = threading.get_ident()
         place.began = time.monotonic()
         return place
 
-    def _give_back(self, place: Place) -> None:
-        place.began = 0.0
-        if place.stuck:  # it came back after all; what its session is worth, nobody knows
-            place.stuck = False
-            place.drop()
-        self._free.give(place)
-
-    def _free_place(self) -> Place:
-        idle = self._free.idle()
-        if idle is not None:
-            return idle
+    def _waited_for(self) -> Place:
         if all(place.stuck for place in self.places):
             raise HsmTimeout("every session of the token waits for a call that does not come back")
         place = self._free.take(self._config.wait_s)
@@ -188,12 +177,8 @@ class SessionPool:
     @contextmanager
     def new_session(self) -> Iterator[TokenSession]:
         """A fresh session until the block ends, in a place of the pool: no recovery stops the module meanwhile."""
-        place = self._borrowed()
-        try:
-            with closing(self.open_session()) as session:
-                yield session
-        finally:
-            self._give_back(place)
+        with self._borrowed(), closing(self.open_session()) as session:
+            yield session
 
     # Healing
 
