@@ -79,13 +79,9 @@ class Batches:
     def page(self, kind: str, after: bytes) -> bytes:
         """A signed batch of what this site holds, above a key's or a voice's id; empty at the end."""
         start: UUID | None = UUID(bytes=after)
-        if kind == STONES:
-            with reading(self._parts.database) as transaction:
-                found = self._stones.page(transaction, self._most, after=UUID(bytes=after))
-            return self._envelopes.sealed(self._batch(stones=[StoneRow.of(stone) for stone in found if self._holds(stone)]))
         while start is not None:
-            batch, start = self._next_keys(start, Pumped(), unsynced=False)
-            if batch.keys:
+            batch, start = self._next_stones(start) if kind == STONES else self._next_keys(start, Pumped(), unsynced=False)
+            if batch.keys or batch.stones:
                 return self._envelopes.sealed(batch)
         return self._envelopes.sealed(self._batch())
 
@@ -153,6 +149,13 @@ class Batches:
                 signed = StoredBatch(batch.batch, f"{STONES}-told", batch.encode(), None, reply, now)
                 self._sign_off(transaction, signed, tombstones=len(rows))
             done.stones += len(rows)
+
+    def _next_stones(self, after: UUID) -> tuple[Batch, UUID | None]:
+        """The next tombstones above that voice, and where to go on; None at the end."""
+        with reading(self._parts.database) as transaction:
+            page = self._stones.page(transaction, self._most, after=after)
+        batch = self._batch(stones=[StoneRow.of(stone) for stone in page if self._holds(stone)])
+        return batch, page[-1].voice if len(page) == self._most else None
 
     # --- keys
 
