@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from keyvault.database import Transaction
+if TYPE_CHECKING:  # who only opens a token need not load the database's library
+    from keyvault.database import Transaction
 
 
 @dataclass(frozen=True)
