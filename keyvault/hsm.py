@@ -10,10 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from keyvault.errors import UnwrapRejected
-from keyvault.locked import LockedBuffer
+
+if TYPE_CHECKING:  # whoever only names keys need not load numpy
+    from keyvault.locked import LockedBuffer
+
+DEFAULT_RING = "main"
+"""The ring of every tenant that has none of its own."""
 
 
 class KeyName(StrEnum):

@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 from keyvault.database import Transaction
 from keyvault.errors import HsmUnavailable, KeyCompromised, KeyDestroyed, KeyNotFound, RowChanged
 from keyvault.events import KeyEvent, Recorder
-from keyvault.hsm import NewDek, OpenDek, RingMaster, SiteHsm
+from keyvault.hsm import DEFAULT_RING, NewDek, OpenDek, RingMaster, SiteHsm
 from keyvault.lifecycle import PendingUse
 from keyvault.locked import LockedBuffer
 from keyvault.records import KeyRef, RecordMac, RingVersion, WrappedKey
@@ -19,8 +19,6 @@ from keyvault.rings import Rings
 from keyvault.states import KeyState, KeyUse, require_use
 from keyvault.store import KeyStore
 from keyvault.sync.errors import AwaitingSync
-
-DEFAULT_RING = "main"
 
 
 @dataclass(frozen=True)

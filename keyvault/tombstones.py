@@ -17,7 +17,7 @@ from uuid import UUID
 from keyvault.database import Transaction
 from keyvault.errors import RecordTampered
 from keyvault.events import KeyEvent, Recorder
-from keyvault.keys import DEFAULT_RING
+from keyvault.hsm import DEFAULT_RING
 from keyvault.records import KeyRef, RecordMac, RingVersion, Tombstone, WrappedKey
 from keyvault.states import KeyState
 from keyvault.store import KeyStore, TombstoneStore

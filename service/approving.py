@@ -25,7 +25,7 @@ from keyvault.sync.node import SiteNode
 from keyvault.sync.roster import Roster, machine
 from keyvault.sync.signatures import verify_p256
 from keyvault.sync.statement import Op, Proposal
-from service.sync.admin import Call
+from service.sync.operator import Call
 
 Facts = dict[str, Any]
 DEFAULT_HOURS = 14 * 24

@@ -15,8 +15,7 @@ from datetime import UTC, datetime, timedelta
 
 from keyvault.approvals import Operation, signed_by
 from keyvault.ceremony_messages import Transcript
-from keyvault.hsm import RingMaster
-from keyvault.keys import DEFAULT_RING
+from keyvault.hsm import DEFAULT_RING, RingMaster
 from keyvault.states import KeyState
 from keyvault.sync.statement import Proposal
 from service import ceremonies

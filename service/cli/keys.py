@@ -8,14 +8,11 @@ from typing import Any
 
 import click
 
-from keyvault.hsm import RingMaster
-from keyvault.keys import DEFAULT_RING
+from keyvault.hsm import DEFAULT_RING, RingMaster
 from keyvault.states import KeyState
-from service.cli.ceremony import ceremony
 from service.cli.exits import Ended, Exit
+from service.cli.loading import loading
 from service.cli.output import json_option, say
-from service.cli.rewrap import rewrap_command
-from service.cli.schedules import schedule
 from service.errors import NothingToInstall
 from service.settings import Settings
 from service.sync.admin import ask
@@ -41,7 +38,14 @@ _master = click.argument("master", metavar="VERSION", type=MasterType())
 _ring = click.argument("ring", default=DEFAULT_RING)
 
 
-@click.group()
+_LATER = {
+    "ceremony": ("service.cli.ceremony", "Make a master at two sites: two officers, two hosts, files between them."),
+    "rewrap": ("service.cli.rewrap", "Move every key of a ring under the version that serves."),
+    "schedule": ("service.cli.schedules", "What happens to keys by itself."),
+}
+
+
+@click.group(cls=loading(_LATER))
 def keys() -> None:
     """Ring masters: the keys in the token under which every voice's key is wrapped. Glottis must be running here.
 
@@ -51,10 +55,6 @@ def keys() -> None:
     To rotate: `keys ceremony` makes a version at both sites, `keys rotate` lets it serve, `keys rewrap` moves every voice's
     key under it, and `keys destroy` ends the old one once nothing refers to it.
     """
-
-
-for command in (ceremony, rewrap_command, schedule):
-    keys.add_command(command)
 
 
 @keys.command("list")
@@ -109,7 +109,9 @@ def rotate(ctx: click.Context, ring: str, move: bool, dry_run: bool, yes: bool, 
     done = ask(settings, "install", masters=[label])
     say({"changed": True, "serves": label, **done}, [f"{label} serves since epoch {done['epoch']}"], as_json=as_json and not move)
     if move:
-        ctx.invoke(rewrap_command, ring=ring, target=None, workers=2, rate=None, dry_run=False, as_json=as_json)
+        command = keys.get_command(ctx, "rewrap")
+        assert command is not None
+        ctx.invoke(command, ring=ring, target=None, workers=2, rate=None, dry_run=False, as_json=as_json)
 
 
 def _installable(version: Mapping[str, Any]) -> bool:

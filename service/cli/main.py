@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sys
@@ -12,6 +11,7 @@ from typing import Any
 import click
 
 from service.cli.exits import Exit, exit_for
+from service.cli.loading import loading
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "up": ("service.cli.up", "Start everything and keep it running; Ctrl-C stops it."),
@@ -30,28 +30,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "restore": ("service.cli.backup", "Put a site back from a backup, and adopt what is older than the token."),
     "demo": ("service.cli.demo", "Run the main job on real speech, with attacks that are refused."),
 }
-"""Name, module (whose attribute of that name is the command), and what `--help` says. Loaded only when called."""
+"""Name, module (whose attribute of that name is the command), and what `--help` says."""
 
 
-class Commands(click.Group):
-    """Loads a command's module when it is called: `--help` and `doctor` must not need what `up` needs."""
-
-    def list_commands(self, _: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, _: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
-        assert isinstance(command, click.Command)
-        return command
-
-    def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, said) for name, (_, said) in COMMANDS.items()])
-
-
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=loading(COMMANDS), context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="glottis", message="glottis %(version)s")
 def cli() -> None:
     """Glottis: voiceprints under hardware keys, and speech that proves it may.

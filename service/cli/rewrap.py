@@ -11,10 +11,11 @@ from typing import Any
 
 import click
 
-from keyvault.keys import DEFAULT_RING
+from keyvault.hsm import DEFAULT_RING
 from service.cli.exits import Ended, Exit
 from service.cli.output import json_option, say
-from service.rewrapping import MOST_WORKERS, Job, Total, rewrap
+from service.rewrapping import MOST_WORKERS, Job, Total
+from service.rewrapping import rewrap as run
 from service.settings import Settings
 from service.sync.admin import ask
 
@@ -22,7 +23,7 @@ _NAMED_ROWS = 50
 """Bad rows that are named for people; `--json` names all of them."""
 
 
-@click.command("rewrap")
+@click.command()
 @click.argument("ring", default=DEFAULT_RING)
 @click.option(
     "--to", "target", type=click.IntRange(min=1), help="Refuse unless this version serves.  [default: the one that serves]"
@@ -31,7 +32,7 @@ _NAMED_ROWS = 50
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Keys a second, of all workers together, at most.")
 @click.option("--dry-run", is_flag=True, help="Count what would be moved, by version, and move nothing.")
 @json_option
-def rewrap_command(ring: str, target: int | None, workers: int, rate: float | None, dry_run: bool, as_json: bool) -> None:
+def rewrap(ring: str, target: int | None, workers: int, rate: float | None, dry_run: bool, as_json: bool) -> None:
     """Move every key of RING under the version that serves, inside the token.
 
     Enrolling, speaking and erasing go on meanwhile. Run it again after whatever stopped it: what is left is found, what is done
@@ -47,7 +48,7 @@ def rewrap_command(ring: str, target: int | None, workers: int, rate: float | No
         say({**plan, "changed": False}, _planned(plan), as_json=as_json)
         return
     progress = Progress(plan["keys"])
-    total = rewrap(settings, Job(ring, plan["target"], workers, rate), progress.tell) if plan["keys"] else Total()
+    total = run(settings, Job(ring, plan["target"], workers, rate), progress.tell) if plan["keys"] else Total()
     progress.end(total)
     facts = {
         "ring": ring,

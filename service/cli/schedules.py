@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from keyvault.keys import DEFAULT_RING
+from keyvault.hsm import DEFAULT_RING
 from keyvault.schedules import Action
 from service.cli.output import json_option, say
 from service.settings import Settings

@@ -15,7 +15,7 @@ from keyvault.sync.peer import serve
 from service.isolation import harden_process
 from service.logs import configure_logging
 from service.settings import Settings
-from service.sync import admin, http
+from service.sync import http, operator
 from service.sync.assembly import SiteService, site_service
 from service.sync.commands import Commands
 from service.sync.tasks import tasks
@@ -32,8 +32,8 @@ class _Quiet(Server):
 
 async def _serve(settings: Settings, site: SiteService) -> None:
     commands = Commands(site)
-    operator = admin.create_app(commands.calls(), commands.ready)
-    servers = [(_Quiet(Config(operator, log_config=None, access_log=False, lifespan="off")), settings.listen_fd)]
+    desk = operator.create_app(commands.calls(), commands.ready)
+    servers = [(_Quiet(Config(desk, log_config=None, access_log=False, lifespan="off")), settings.listen_fd)]
     if settings.peer_fd is not None and site.peer is not None:
         app = http.create_app(lambda method, message: serve(site.node, site.batches, method, message), site.peer_certificate_name)
         servers.append((_Quiet(http.config(app, settings.link_dir)), settings.peer_fd))

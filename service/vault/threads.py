@@ -39,7 +39,8 @@ class Threads:
                 self._awaited.pop(thread, None)
 
         working = asyncio.ensure_future(anyio.to_thread.run_sync(noted, limiter=self._limiter))
-        await asyncio.wait([working, abandoned], return_when=asyncio.FIRST_COMPLETED)
+        futures: list[asyncio.Future[Any]] = [working, abandoned]
+        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             working.add_done_callback(_unheard)
             raise HsmTimeout

@@ -33,7 +33,7 @@ from service.cli.exits import Exit, exit_for
 from service.cli.officers import officers
 from service.errors import OfficerKeyRefused, RequestUnreadable
 from service.settings import Settings
-from service.sync import admin
+from service.sync import admin, operator
 
 FACTS = {"versions": MAIN.label, "delay_hours": 168, "reason": "worn\x1b[2K out"}
 
@@ -86,7 +86,7 @@ def serving(console: Console) -> Iterator[None]:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(console.settings.admin_socket))
     listener.listen()
-    app = admin.create_app(console.commands.calls(), lambda: True)
+    app = operator.create_app(console.commands.calls(), lambda: True)
     server = Server(Config(app, log_config=None, access_log=False, lifespan="off"))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
     thread.start()
