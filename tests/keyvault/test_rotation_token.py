@@ -22,7 +22,7 @@ from keyvault.pkcs11_start import TokenConfig
 CHILD = Path(__file__).with_name("rotation_child.py")
 VOICES = 14
 STEPS = {"read": 0, "wrapped": 1, "written": 1, "told": 2}
-"""Each step, and how many pages are durable when it is reached for the second time: the next page is read while one is worked on."""
+"""Each step, and how many pages are durable when it is reached for the second time: a page is read while another is worked on."""
 
 
 def add_master(config: TokenConfig) -> None:
