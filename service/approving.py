@@ -22,7 +22,7 @@ from keyvault.store import KeyStore
 from keyvault.sync.coordinator import Coordinator
 from keyvault.sync.errors import ApprovalMissing, SyncRefused
 from keyvault.sync.node import SiteNode
-from keyvault.sync.roster import Roster, machine
+from keyvault.sync.roster import Roster, SiteKey, machine
 from keyvault.sync.signatures import verify_p256
 from keyvault.sync.statement import Op, Proposal
 from service.sync.operator import Call
@@ -54,7 +54,14 @@ class ApprovalCommands:
     def calls(self) -> Mapping[str, Call]:
         """Every command by its name."""
         read = (self.approvals, self.approval, self.roster)
-        change = (self.approval_file, self.approval_add, self.approval_cancel, self.approval_carry, self.approval_roster)
+        change = (
+            self.approval_file,
+            self.approval_add,
+            self.approval_cancel,
+            self.approval_carry,
+            self.approval_roster,
+            self.approval_act,
+        )
         return {call.__name__: call for call in (*read, *change)}
 
     def approvals(self) -> Facts:
@@ -118,6 +125,23 @@ class ApprovalCommands:
                 self.coordinator.act(approved)
         self.inbox.done(request.operation)
         return _facts(self.inbox.one(name)) | {"epoch": self.node.ledger.epoch}
+
+    def approval_act(self, op: str, reason: str, replacement: Mapping[str, str] | None = None, hours: int = DEFAULT_HOURS) -> Facts:
+        """File the request for an act of officers with this site as survivor: `end` what is in doubt, or `replace` the other site.
+
+        `replacement` is the new site's name, token serial and identity key. Raises SyncRefused where there is nothing to end.
+        """
+        roster = self.node.ledger.roster
+        new = None if replacement is None else self._replaced(roster, replacement)
+        return self.file_act(self.coordinator.propose_act(Op(op), reason, new), hours)
+
+    def _replaced(self, old: Roster, replacement: Mapping[str, str]) -> Roster:
+        key = SiteKey(replacement["site"], replacement["serial"], _bytes(replacement["identity"]))
+        own = next(site for site in old.sites if site.name == self.node.name)
+        try:
+            return replace(old, epoch=old.epoch + 1, sites=tuple(sorted((own, key), key=lambda site: site.name)))
+        except ValueError as error:
+            raise SyncRefused(f"this cannot be a roster: {error}") from error
 
     def file_act(self, proposal: Proposal, hours: int = DEFAULT_HOURS) -> Facts:
         """File the request for an act of officers, as `Coordinator.propose_act` made it."""

@@ -29,6 +29,7 @@ from service.site import Site
 
 DEVELOPMENT_OFFICERS = ("officer-1", "officer-2", "officer-3")
 THRESHOLD = 2
+HISTORY = "history"
 
 
 @dataclass(frozen=True)
@@ -126,33 +127,45 @@ def development_officers(settings: Settings) -> dict[str, OfficerKey]:
     return found
 
 
-def admit(settings: Settings, isolation: Isolation, introduction: Introduction, roster: Roster) -> dict[str, str]:
-    """What an introduced site needs to enter: its certificates from the authority in the officer token, and the roster.
+def admit(
+    settings: Settings, isolation: Isolation, introduction: Introduction, roster: Roster, history: Sequence[str] = ()
+) -> dict[str, Any]:
+    """What an introduced site needs to enter: its certificates from the authority in the officer token, and the first roster.
 
-    Raises IntroductionRefused where the roster does not name this site with this token and key.
+    `roster` is the one in force; a site that comes in later gets the `history` (base64) that leads to it. Raises
+    IntroductionRefused where the roster does not name this site with this token and key.
     """
     if introduction.key not in roster.sites:
         raise IntroductionRefused("the roster names no such site with this token and key")
     link = _link_certificate(settings, isolation, introduction.link, link_name(introduction.site, roster.cluster))
     edge = steps.call(settings, isolation.officer, "issue", request=introduction.edge, hosts=list(introduction.hosts))
     authority = (settings.officer_dir / "ca.pem").read_text()
+    first = settings.roster_file.read_bytes()
     given = {"authority": authority, "link": link, "edge": str(edge["pem"])}
-    return given | {"roster": base64.b64encode(roster.encode()).decode()}
+    return given | {"roster": base64.b64encode(first).decode(), "history": list(history)}
 
 
 def _link_certificate(settings: Settings, isolation: Isolation, request: str, name: str) -> str:
     return str(steps.call(settings, isolation.officer, "issue_site", request=request, name=name)["pem"])
 
 
-def enter(settings: Settings, isolation: Isolation, site: Site, welcome: Mapping[str, str]) -> Site:
-    """Take certificates and roster; returns the site's facts, now of the roster's cluster. Raises StatementMalformed."""
+def enter(settings: Settings, isolation: Isolation, site: Site, welcome: Mapping[str, Any]) -> Site:
+    """Take certificates, roster and history; returns the site's facts, now of the roster's cluster. Raises StatementMalformed."""
     roster = Roster.decode(base64.b64decode(welcome["roster"]))
     _take(isolation.vault, settings.link_dir, welcome["link"], welcome["authority"])
     _take(isolation.edge, settings.tls_dir, welcome["edge"], welcome["authority"])
     entered = replace(site, cluster=UUID(roster.cluster))
     isolation.officer.file(settings.site_file, entered.to_json(), mode=0o644)
     isolation.officer.file(settings.roster_file, roster.encode(), mode=0o644)
+    folder = isolation.officer.folder(settings.state_dir / HISTORY, 0o755)
+    for number, certificate in enumerate(welcome.get("history", ()), 1):
+        isolation.officer.file(folder / f"{number:08}.certificate", base64.b64decode(certificate), mode=0o644)
     return entered
+
+
+def read_history(settings: Settings) -> list[bytes]:
+    """The certificates that a site which came in later begins from, in order."""
+    return [path.read_bytes() for path in sorted((settings.state_dir / HISTORY).glob("*.certificate"))]
 
 
 def _take(owner: Account, folder: Path, certificate: str, authority: str) -> None:

@@ -7,33 +7,36 @@ record in the audit log before it answers.
 from __future__ import annotations
 
 import time
-from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from hashlib import sha256
 from typing import Any
 from uuid import UUID, uuid4
 
-from keyvault.approvals import Approval, Operation
+from keyvault.approvals import Operation
 from keyvault.database import Database, Transaction
-from keyvault.errors import RecordTampered
+from keyvault.errors import KeyVaultError, RecordTampered
 from keyvault.hsm import Hsm, KeyName, SiteHsm
+from keyvault.inbox import Inbox, InboxParts
 from keyvault.keys import VoiceKeys
+from keyvault.lifecycle import APPROVALS_LAST
 from keyvault.records import RecordMac, RingVersion, Tombstone
 from keyvault.rings import Rings
 from keyvault.schedules import DOMAIN as SCHEDULE_DOMAIN
 from keyvault.schedules import Schedule
 from keyvault.store import KeyStore
-from keyvault.sync.roster import Roster
+from keyvault.sync.roster import Roster, machine
 from keyvault.sync.signatures import verify_p256
+from keyvault.sync.state import SiteState
 from keyvault.sync.store import ScheduleStore, SyncStore
 from keyvault.tombstones import Tombstones
 from policies.audit.details import Details
 from policies.audit.store import AuditStore
 from policies.authority import Voice
-from policies.errors import AuthorityRowTampered, VoiceUnknown
-from policies.grants import MaintenanceGrant
+from policies.errors import AuthorityRowTampered, PolicyError, VoiceUnknown
+from policies.grants import REKEY, MaintenanceGrant, rekey_description
 from policies.intents import Facts, Intent
 from policies.registry import Registry
 from policies.store import PolicyStore, durable
@@ -44,7 +47,7 @@ from service.settings import Settings
 from service.shredding import forecast
 from voiceprints import erasure_certificate
 from voiceprints.erasure import Erased, Erasure, Remains
-from voiceprints.errors import NotErased
+from voiceprints.errors import NotErased, VoiceprintError
 from voiceprints.memory import LockedMemory
 from voiceprints.resealing import Resealing
 
@@ -108,33 +111,61 @@ class Voices:
             self._record(transaction, "consent.withdrawn", None, None, {"consent": str(consent), "voices": len(done)})
         return {"consent": str(consent), "changed": True, "voices": [self._erased(erased) for erased in done]}
 
-    def rekey(self, voices: Sequence[UUID], operation: Operation | None, approvals: Sequence[Approval]) -> Answer:
-        """Give each voice a new key; one that fails is named, and the others go on. Raises GrantMismatch, ApprovalMissing, …"""
-        now = datetime.now(UTC)
-        if operation is None:
+    def rekey(self, voices: Sequence[UUID]) -> Answer:
+        """Give each voice a new key; one that fails is named, and the others go on.
+
+        With two sites officers approve exactly these voices: where they have not, their request is filed, and its digest is
+        the answer. Raises what ends the whole batch: AuditUnavailable, HsmUnavailable, GrantExpired.
+        """
+        now, inbox = datetime.now(UTC), self._inbox()
+        operation: Operation | None = None
+        if self.roster.development:
             grant = MaintenanceGrant.development(self.roster, str(uuid4()), voices, now=now)
         else:
-            grant = MaintenanceGrant.approved(self.roster, operation, approvals, voices, now=now, verify=verify_p256)
+            subject = sha256(rekey_description(self.roster.cluster, voices)).digest()
+            found = inbox.approved(REKEY, subject, now)
+            if found is None or found.operation is None:
+                said = {"voices": " ".join(sorted({str(voice) for voice in voices}))}
+                return {"request": inbox.request(REKEY, subject, said, now + APPROVALS_LAST), "voices": []}
+            operation = found.operation
+            grant = MaintenanceGrant.approved(self.roster, operation, found.approvals, voices, now=now, verify=verify_p256)
+        done = [self._rekeyed(voice, grant) for voice in sorted(grant.voices)]
+        if operation is not None and all(one["code"] is None for one in done):
+            inbox.done(operation)
+        return {"request": None, "job": grant.job, "approved_by": list(grant.approved_by), "voices": done}
+
+    def _rekeyed(self, voice: UUID, grant: MaintenanceGrant) -> Answer:
         recorder, mac = KeyEventRecorder(self.audit), RecordMac(self.hsm)
+        receipts, site = not self.roster.development, self.settings.site
         resealing = Resealing(
             database=self.database,
-            keys=VoiceKeys(self.hsm, KeyStore(), recorder, mac, receipts=not self.roster.development, site=self.settings.site),
+            keys=VoiceKeys(self.hsm, KeyStore(), recorder, mac, receipts=receipts, site=site),
             tombstones=self.tombstones,
             policies=self.policies,
             recorder=recorder,
             memory=LockedMemory(),
             clock=time.time,
         )
-        done: list[Answer] = []
-        for voice in sorted(set(voices)):
-            try:
-                done.append({"voice": str(voice), "key_version": resealing.reseal(voice, grant).version, "code": None})
-            except Exception as error:
-                code = getattr(error, "code", None)
-                if code is None or code in _ENDS:
-                    raise
-                done.append({"voice": str(voice), "key_version": None, "code": code})
-        return {"job": grant.job, "approved_by": list(grant.approved_by), "voices": done}
+        try:
+            return {"voice": str(voice), "key_version": resealing.reseal(voice, grant).version, "code": None}
+        except (KeyVaultError, PolicyError, VoiceprintError) as error:
+            if error.code in _ENDS:
+                raise
+            return {"voice": str(voice), "key_version": None, "code": error.code}
+
+    def _inbox(self) -> Inbox:
+        """Where officers' approvals of this site are."""
+        return Inbox(
+            InboxParts(
+                database=self.database,
+                recorder=KeyEventRecorder(self.audit),
+                roster=lambda: self.roster,
+                requester=machine(self.settings.site),
+                sign=self._sign,
+                verify=verify_p256,
+                clock=lambda: datetime.now(UTC),
+            )
+        )
 
     def certificate(self, voice: UUID, document: str | None) -> Answer:
         """This site's certificate of the voice's erasure; with `document`, the other site's with this site's signature too.
@@ -228,10 +259,17 @@ def erasure_of(hsm: Hsm, policies: PolicyStore, audit: AuditStore, *, alone: boo
 
 def _voices(settings: Settings, database: Database, hsm: SiteHsm) -> Voices:
     policies, audit = PolicyStore(RecordMac(hsm)), AuditStore(database, hsm)
-    roster = read_roster(settings.roster_file)
+    roster = _roster(settings, database, hsm)
     erasure = erasure_of(hsm, policies, audit, alone=roster.development)
     tombstones = Tombstones(RecordMac(hsm), KeyEventRecorder(audit))
     return Voices(settings, database, hsm, policies, audit, tombstones, erasure, roster)
+
+
+def _roster(settings: Settings, database: Database, hsm: Hsm) -> Roster:
+    """The roster in force; before the site process began, the one that it will begin with."""
+    with durable(database) as transaction:
+        state = SyncStore(RecordMac(hsm)).state(transaction, settings.site)
+    return SiteState.decode(state).ledger.roster if state else read_roster(settings.roster_file)
 
 
 def _voice(voice: Voice) -> Answer:
@@ -263,9 +301,7 @@ def run(settings: Settings, call: str, request: Mapping[str, Any]) -> Answer:
             case "withdraw":
                 return known.withdraw(UUID(request["consent"]), dry_run=request["dry_run"])
             case "rekey":
-                operation = Operation.decode(b64decode(request["operation"])) if request["operation"] else None
-                approvals = [Approval.decode(b64decode(approval)) for approval in request["approvals"]]
-                return known.rekey([UUID(voice) for voice in request["voices"]], operation, approvals)
+                return known.rekey([UUID(voice) for voice in request["voices"]])
             case "certificate":
                 return known.certificate(UUID(request["voice"]), request["document"])
     raise ValueError(call)

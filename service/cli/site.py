@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from keyvault.sync.roster import Roster
 from service import sites
 from service.bringup import held
 from service.cli.exits import Ended, Exit
@@ -147,6 +148,39 @@ def break_glass(hours: float, reason: str, as_json: bool) -> None:
 
 
 @site.command()
+@click.argument("introduction", type=click.File())
+@click.option("--reason", required=True, help="Why, in a sentence: it stays in the history for ever.")
+@_json
+def replace(introduction: Any, reason: str, as_json: bool) -> None:
+    """Ask officers to put the site of INTRODUCTION (a file, or - for standard input) in the place of one that is gone for good.
+
+    Once they approved (`glottis approvals`), `glottis approvals carry-out` does it with this site as survivor. Then let the new
+    one in: `site admit` here, `site enter` there. What old versions wrapped goes on opening here; nothing new goes under them
+    until a ceremony has made a version that both sites hold.
+    """
+    given = sites.Introduction.from_json(_read(introduction))
+    facts = given.to_json()
+    key = {name: facts[name] for name in ("site", "serial", "identity")}
+    _asked(ask(Settings.load(os.environ), "approval_act", op="replace", reason=reason, replacement=key), as_json=as_json)
+
+
+@site.command()
+@click.option("--reason", required=True, help="Why, in a sentence: it stays in the history for ever.")
+@_json
+def end(reason: str, as_json: bool) -> None:
+    """Ask officers to end a transaction that the other site left in doubt, with this site as survivor.
+
+    `site resume` finishes whatever can be finished; this is for a site that is gone with its vote.
+    """
+    _asked(ask(Settings.load(os.environ), "approval_act", op="end", reason=reason), as_json=as_json)
+
+
+def _asked(found: Mapping[str, Any], *, as_json: bool) -> None:
+    said = f"request {found['id'][:16]}… waits for officers: glottis approvals show {found['id'][:16]}"
+    _say(found, [said], as_json=as_json)
+
+
+@site.command()
 def introduce() -> None:
     """Print what this site tells the first one to be let in: public facts and two certificate requests, as JSON.
 
@@ -164,11 +198,17 @@ def admit(introduction: Any) -> None:
     """Let a second site in, from its INTRODUCTION (a file, or - for standard input), and print its welcome as JSON.
 
     The first time this makes the roster, which names both tokens and the officers: from then on nobody comes in but by a
-    transaction that officers approve. Set GLOTTIS_PEER=external here, and let `glottis up` make the folder once.
+    transaction that officers approve (`site replace`); then this runs beside the serving site, and the welcome holds the whole
+    history. Set GLOTTIS_PEER=external here, and let `glottis up` make the folder once.
     """
     settings = Settings.load(os.environ)
     isolation, own = establish(settings.state_dir, settings.site), Site.load(settings.site_file)
     given = sites.Introduction.from_json(_read(introduction))
+    if settings.admin_socket.exists() and settings.roster_file.exists():
+        # A cluster at work: the site that comes in was named by a roster that officers approved.
+        roster = Roster.decode(base64.b64decode(ask(settings, "roster")["roster"]))
+        say_json(sites.admit(settings, isolation, given, roster, ask(settings, "history")["certificates"]))
+        return
     roster = sites.compose(settings, isolation, own, (given.key,))
     say_json(sites.admit(settings, isolation, given, roster))
 

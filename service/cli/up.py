@@ -23,9 +23,10 @@ def up() -> None:
     click.echo(f"starting in {settings.state_dir}")
     try:
         with running(settings, click.echo) as supervisor:
-            click.echo(
-                f"serving {settings.public_base_url} on {settings.bind}:{settings.port} after {time.monotonic() - began:.1f} s"
+            where = (
+                f"{settings.public_base_url} on {settings.bind}:{settings.port}" if settings.serves else f"as site {settings.site}"
             )
+            click.echo(f"serving {where} after {time.monotonic() - began:.1f} s")
             supervisor.watch()
             click.echo("stopping")
     except Stopped:

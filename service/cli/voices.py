@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from uuid import UUID
 
 import click
 
-from keyvault.approval_kinds import Request
 from service import steps
 from service.bringup import require_running
 from service.cli.exits import Ended, Exit
@@ -97,34 +95,32 @@ def erase(voice: UUID | None, consent: UUID | None, dry_run: bool, yes: bool, as
 
 @voices.command()
 @click.argument("voices_", metavar="VOICE...", type=click.UUID, nargs=-1, required=True)
-@click.option("--approved", type=_FILE, help="The request that officers approved, as a file. Not needed with one site.")
 @_dry
 @_yes
 @json_option
-def rekey(voices_: tuple[UUID, ...], approved: Path | None, dry_run: bool, yes: bool, as_json: bool) -> None:
+def rekey(voices_: tuple[UUID, ...], dry_run: bool, yes: bool, as_json: bool) -> None:
     """Give voices new keys: each is opened and sealed again inside one locked buffer, and its old key is destroyed.
 
-    Officers approve exactly these voices (an operation of the kind voices.rekey). In a development installation of one site
-    whoever runs this command is enough. Tokens for the old key are refused with voice_key_changed. With two sites a voice waits
-    for the other one's receipt before it speaks again.
+    With two sites officers approve exactly these voices: the first call files their request (`glottis approvals`), the same
+    call after that does it. In a development installation of one site whoever runs this command is enough.
+
+    Tokens for the old key are refused with voice_key_changed. With two sites a voice waits for the other one's receipt before
+    it speaks again.
     """
     if len(voices_) > MOST_REKEYED:
         raise click.UsageError(f"Name at most {MOST_REKEYED} voices at a time.")
-    settings, request = _settings(), Request.decode(approved.read_bytes()) if approved else None
+    settings = _settings()
     if dry_run:
         found = [_ask(settings, "show", voice=str(voice)) for voice in voices_]
         say({"changed": False, "voices": found}, [f"{one['voice']} would get a new key" for one in found], as_json=as_json)
         return
     if not yes:
         click.confirm(f"Give {len(voices_)} voices new keys? Their old keys are destroyed.", abort=True, err=True)
-    done = _ask(
-        settings,
-        "rekey",
-        voices=[str(voice) for voice in voices_],
-        operation=_text(request.operation.encode()) if request else None,
-        approvals=[_text(approval.encode()) for approval in request.approvals] if request else [],
-    )
-    say(done, [_rekeyed(one) for one in done["voices"]], as_json=as_json)
+    done = _ask(settings, "rekey", voices=[str(voice) for voice in voices_])
+    lines = [_rekeyed(one) for one in done["voices"]]
+    if done["request"]:
+        lines = [f"waits for officers: request {done['request'][:16]}…", "see `glottis approvals`, then give this again"]
+    say(done, lines, as_json=as_json)
     if any(one["code"] for one in done["voices"]):
         raise Ended(Exit.PARTIAL)
 
@@ -252,7 +248,3 @@ def _rekeyed(one: Mapping[str, Any]) -> str:
     if one["code"]:
         return f"{one['voice']} kept its key: {one['code']}"
     return f"{one['voice']} has key version {one['key_version']}"
-
-
-def _text(data: bytes) -> str:
-    return b64encode(data).decode()

@@ -29,7 +29,7 @@ from service.officers import read_roster
 from service.replication import VoiceRows
 from service.settings import Settings
 from service.site import Site
-from service.sites import link_name
+from service.sites import link_name, read_history
 from service.sync.link import HttpsLink, NoLink
 
 
@@ -74,7 +74,8 @@ class SiteService:
 
 @contextmanager
 def site_service(settings: Settings) -> Iterator[SiteService]:
-    """Open token and database and go on where this site stopped; a new one begins from the roster in its folder.
+    """Open token and database and go on where this site stopped; a new one begins from the roster in its folder, and from the
+    cluster's history where it came in later.
 
     Raises HsmUnavailable, PinRejected, MasterMissing, TokenForeign, StoreRolledBack, TokenRolledBack: nothing is changed then.
     """
@@ -93,7 +94,8 @@ def _service(settings: Settings, parts: SiteParts, hsm: SiteHsm) -> SiteService:
     try:
         node = SiteNode.open(parts)
     except SiteUnfounded:
-        node = SiteNode.found(parts, read_roster(settings.roster_file))
+        roster, history = read_roster(settings.roster_file), read_history(settings)
+        node = SiteNode.join(parts, roster, history) if history else SiteNode.found(parts, roster)
     peer = _peer(settings, node)
     batches = Batches(node, peer, VoiceRows(PolicyStore(RecordMac(hsm)), Details(hsm)))
     return SiteService(settings, parts.database, hsm, node, peer, Coordinator(node, peer, _now), batches, site_inbox(node))

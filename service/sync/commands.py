@@ -42,7 +42,7 @@ class Commands:
     def calls(self) -> Mapping[str, Call]:
         """Every command by its name."""
         drive = (self.exchange, self.resume, self.repair, self.install, self.change_states, self.transact, self.act)
-        read = (self.status, self.verify, self.propose_roster, self.propose_act, self.expect)
+        read = (self.status, self.verify, self.history, self.propose_roster, self.propose_act, self.expect)
         own: dict[str, Call] = {call.__name__: call for call in (*drive, *read, self.break_glass, self.seal_backup)}
         return {**own, **self.site.keys().calls(), **self.site.approvals().calls()}
 
@@ -85,6 +85,10 @@ class Commands:
             "marks": list(own.marks),
             **_exchanged(found),
         }
+
+    def history(self) -> Facts:
+        """Every certificate of this site's history, in order, for a site that joins."""
+        return {"certificates": [_text(one) for one in self.site.node.certificates(0)]}
 
     def propose_roster(self) -> Facts:
         """The cluster's first transaction for its officers to approve; `proposal` is None once it was carried out."""
