@@ -31,6 +31,7 @@ from keyvault.sync.roster import Roster, SiteKey
 from keyvault.sync.signatures import verify_p256
 from policies.errors import AuditUnavailable, GrantExpired, GrantMismatch, VoiceUnknown
 from policies.grants import REKEY, MaintenanceGrant, rekey_description
+from service.voices import Voices
 from voiceprints.sealing import open_into
 from voiceprints.store import RowKind, VoiceprintStore
 
@@ -271,6 +272,29 @@ def test_where_there_are_two_sites_nobody_grants_by_himself(erasing, officers):
     with pytest.raises(GrantMismatch):
         MaintenanceGrant.development(roster, "job", [uuid4()], now=erasing.now())
     assert MaintenanceGrant.development(officers.roster, "job", [uuid4()], now=erasing.now()).approved_by == ()
+
+
+def test_the_operators_call_files_a_request_and_does_it_once_officers_have_approved(erasing, enrolled, officers):
+    second = SiteKey("b", "2", key_pair()[0])
+    roster = replace(officers.roster, sites=(*officers.roster.sites, second))
+    parts = (erasing.policies, erasing.audit, erasing.tombstones, erasing.erasure, roster)
+    office = Voices(SimpleNamespace(site="a"), erasing.database, erasing.hsm, *parts)
+    asked = office.rekey([enrolled.voice_id])
+    assert asked["voices"] == []
+    assert office.rekey([enrolled.voice_id])["request"] == asked["request"], "it is filed once"
+    inbox = office._inbox()
+    request = inbox.one(asked["request"]).request
+    for person in ("ann", "bob"):
+        inbox.add(replace(request, approvals=(signed_by(request.operation, person, "approve", officers.pairs[person][1]),)))
+    with erasing.database.begin() as transaction:  # as if both sites had signed for it
+        key = KeyStore().key(transaction, enrolled.key.id)
+        signed = replace(key, synced=key.row_version + 1, row_version=key.row_version + 1)
+        KeyStore().replace_key(transaction, key, replace(signed, mac=erasing.mac.make(signed.DOMAIN, *signed.fields)))
+    assert office.rekey([enrolled.voice_id, uuid4()])["request"] != asked["request"], "another batch is another request"
+    done = office.rekey([enrolled.voice_id])
+    assert done["approved_by"] == ["ann", "bob"]
+    assert done["voices"] == [{"voice": str(enrolled.voice_id), "key_version": 2, "code": None}]
+    assert office.rekey([enrolled.voice_id])["request"] not in (None, asked["request"]), "an approval is used once"
 
 
 @pytest.mark.timeout(300)
