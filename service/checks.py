@@ -38,6 +38,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield _isolation(isolation)
     yield from _tokens(settings, isolation)
     yield from site_checks.certificates(settings)
+    yield site_checks.backups(settings)
     yield from _running(settings, isolation)
 
 

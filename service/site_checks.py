@@ -18,6 +18,7 @@ from service.settings import Settings
 from service.sync.admin import SiteRefused, ask
 
 _CLOCK_SECONDS = 2.0
+_BACKUP_AGE = timedelta(days=7)
 
 
 def sites(settings: Settings) -> Iterator[Finding]:
@@ -83,6 +84,17 @@ def certificates(settings: Settings) -> Iterator[Finding]:
         yield Finding("certificates", "note", said, mend)
     else:
         yield Finding("certificates", "ok", said)
+
+
+def backups(settings: Settings) -> Finding:
+    """How old the newest backup in the state folder is; where backups lie elsewhere, only their keeper knows."""
+    mend = "Make one, and keep it on another host: glottis backup."
+    made = sorted((settings.state_dir / "backups").glob("*/manifest.json"), key=lambda path: path.stat().st_mtime)
+    if not made:
+        return Finding("backups", "note", f"none in {settings.state_dir / 'backups'}", mend)
+    age = datetime.now(UTC) - datetime.fromtimestamp(made[-1].stat().st_mtime, UTC)
+    said = f"the newest here is {age.days} days old"
+    return Finding("backups", "note" if age > _BACKUP_AGE else "ok", said, mend if age > _BACKUP_AGE else "")
 
 
 def clock(settings: Settings) -> Finding:

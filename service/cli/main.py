@@ -79,7 +79,8 @@ def say_json(facts: Mapping[str, Any]) -> None:
 def _report(error: Exception) -> Exit:
     """One message and one mend on standard error."""
     if hasattr(error, "code"):
-        click.echo(f"glottis: {error} [{error.code}]", err=True)
+        # A step or process that failed counts as what ended it.
+        click.echo(f"glottis: {error} [{getattr(error, 'cause', error.code)}]", err=True)
         mend = getattr(error, "mend", None) or getattr(error, "fix", None)
         if mend:
             click.echo(f"  To mend it: {mend}", err=True)
