@@ -6,12 +6,10 @@ off is taken up again, and what it left half made was never used.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +19,9 @@ from sqlalchemy import make_url
 
 from service import certificates, sites, steps
 from service.embedded import SUPERUSER, EmbeddedPostgres, new_password
-from service.errors import AlreadyRunning, HalfMade, NotRunning, StateFolderRefused
+from service.errors import HalfMade
+from service.holding import held as held
+from service.holding import require_running as require_running
 from service.isolation import Account, Isolation, establish
 from service.officers import read_roster
 from service.schema import LOG, OWNER, VAULT
@@ -31,7 +31,6 @@ from service.sites import Introduction
 
 TOKENS = ("serving", "log", "officer")
 """The first site's. The second has no officer token: the first site's authority issues its certificates too."""
-LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -47,37 +46,6 @@ class Installation:
     def second(self) -> Settings | None:
         """The second site's settings, where it is one that this installation starts."""
         return self.settings.of_site_b() if self.settings.starts_peer else None
-
-
-@contextmanager
-def held(settings: Settings) -> Iterator[None]:
-    """Make the state folder where it is missing and hold it for this process alone.
-
-    Raises AlreadyRunning, and StateFolderRefused for a folder that holds something else: its mode is never changed.
-    """
-    folder = settings.state_dir
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not (folder / LOCK).exists() and any(folder.iterdir()):
-            raise StateFolderRefused(f"{folder} holds files that are not of Glottis")
-        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise StateFolderRefused(f"{folder} cannot be used: {error.strerror}") from error
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise AlreadyRunning(f"another glottis holds {folder}") from None
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def require_running(settings: Settings) -> None:
-    """Raise NotRunning unless a `glottis up` holds this state folder, and HalfMade where none ever did."""
-    Site.load(settings.site_file)
-    with suppress(AlreadyRunning), held(settings):
-        raise NotRunning(f"no glottis up holds {settings.state_dir}")
 
 
 def prepare(settings: Settings) -> Installation:

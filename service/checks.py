@@ -9,7 +9,7 @@ from importlib import metadata
 
 from sqlalchemy import text
 
-from service import bringup, site_checks, steps
+from service import bringup, holding, site_checks, steps
 from service.audit_bundles import check_records
 from service.cli.exits import Exit, exit_for
 from service.errors import AlreadyRunning, StateFolderRefused
@@ -44,7 +44,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
 
 def _never_started(settings: Settings) -> Finding:
     folder = settings.state_dir
-    if folder.exists() and not (folder / bringup.LOCK).exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and not (folder / holding.LOCK).exists() and (not folder.is_dir() or any(folder.iterdir())):
         refused = StateFolderRefused(f"{folder} holds files that are not of Glottis")
         return Finding("state", "fails", str(refused), refused.mend, exit_for(refused))
     mend = "Start it once: glottis up. If it runs elsewhere, name its folder in GLOTTIS_STATE_DIR in this terminal too."

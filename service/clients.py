@@ -26,8 +26,8 @@ from policies.proofs import certificate_thumbprint, public_jwk
 from policies.quotas import EVERYONE
 from policies.tokens import jwk_thumbprint
 from service import certificates, steps
-from service.bringup import require_running
 from service.errors import ClientExists, ClientMissing, ClientNameRefused, RequestRefused, StepFailed, TenantRefused
+from service.holding import require_running
 from service.isolation import Account, establish
 from service.settings import Settings
 from service.shapes import tenant_of

@@ -13,10 +13,10 @@ import click
 
 from keyvault.sync.roster import Roster
 from service import sites
-from service.bringup import held
 from service.cli.exits import Ended, Exit
 from service.cli.main import say_json
 from service.errors import IntroductionRefused
+from service.holding import held
 from service.isolation import establish
 from service.settings import Settings
 from service.site import Site

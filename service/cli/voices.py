@@ -12,10 +12,10 @@ from uuid import UUID
 import click
 
 from service import steps
-from service.bringup import require_running
 from service.cli.exits import Ended, Exit
 from service.cli.main import say_json
 from service.cli.output import json_option, say
+from service.holding import require_running
 from service.isolation import establish
 from service.officers import read_roster
 from service.settings import Settings

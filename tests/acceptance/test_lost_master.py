@@ -32,7 +32,8 @@ def versions(config: TokenConfig, pin: str) -> tuple[int, ...]:
     return in_own_process(master_ceremony.versions, config, pin, "main")
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.soak
+@pytest.mark.timeout(900)
 def test_a_token_without_the_master_that_voices_need_is_refused_by_name(new_installation: Callable[..., Installation]) -> None:
     installation = new_installation(GLOTTIS_VAULT_WORKERS="1")
     installation.start()

@@ -70,6 +70,8 @@ def secrets_of(installation: Installation, voice: str) -> Secrets:
     return Secrets(needles_of("embedding", numbers["embedding"]), needles_of("conditioning", numbers["conditioning"]), halves)
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(900)
 def test_directly_after_an_enrolment_no_process_keeps_the_voice_or_its_key(running: Installation) -> None:
     """Before any opening: what an enrolment leaves behind is not yet overwritten by other work."""
     found = scan(running.pids(), secrets_of(running, running.voice("2033")).needles)

@@ -163,6 +163,7 @@ def test_a_voice_that_waits_is_refused_with_a_time_to_come_back(two: Installatio
     assert eventually(lambda: state_of(two, waiting) == "speaks")
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("site", ["a", "b"])
 def test_a_killed_site_process_comes_back_and_both_agree(two: Installation, voice: str, site: str) -> None:
     for _ in range(2):
@@ -199,6 +200,7 @@ def test_either_site_process_killed_at_many_random_points_loses_no_voice(two: In
     assert {state_of(two, one) for one in enrolled} == {"speaks"}
 
 
+@pytest.mark.soak
 def test_the_second_site_killed_whole_is_started_again(two: Installation, voice: str) -> None:
     whole = next(pid for pid in two.pids() if _is_up_of(pid, second(two)))
     os.kill(whole, signal.SIGKILL)
@@ -222,6 +224,7 @@ def test_doctor_names_both_sites(two: Installation) -> None:
     assert {parts[name]["state"] for name in ("sites", "other site", "certificates", "clock")} == {"ok"}
 
 
+@pytest.mark.soak
 def test_each_site_serves_in_the_others_place_and_no_key_is_written_again(two: Installation, voice: str) -> None:
     """Enrolled at A, spoken at B while A is down, and at A again: of the stored keys no byte changes."""
     before = _wrapped_keys(two.settings), _wrapped_keys(second(two))
