@@ -46,7 +46,10 @@ class AuditDiverged(AuditError):
     """The audit log does not continue the one that was signed before; nothing more is signed."""
 
     code = "audit_diverged"
-    fix = "The database was changed or restored to an older state: keep it as evidence and restore the newest backup."
+    fix = (
+        "The database was changed or restored to an older state: keep it as evidence, and restore the newest backup;"
+        " officers may adopt an older one: glottis restore request."
+    )
 
 
 class SigningFailed(AuditError):
