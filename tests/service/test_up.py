@@ -136,7 +136,8 @@ def test_a_wrong_pin_stops_everything_with_one_message_after_one_try(state):  # 
     assert none_left((), state)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.soak
+@pytest.mark.timeout(600)
 def test_killed_parts_come_back_a_killed_whole_leaves_nothing_and_ctrl_c_ends_it_quickly(state):  # noqa: F811
     up = Up(state)
     up.until("serving")
