@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
+import pytest
 from installation import Installation
 
 from service.client import VoiceClient
@@ -20,6 +21,7 @@ def workers(running: Installation) -> set[int]:
             return set(running.pid_of("service.vault"))
 
 
+@pytest.mark.soak
 def test_workers_are_replaced_under_load_and_no_request_fails(new_installation: Callable[..., Installation]) -> None:
     running = new_installation(GLOTTIS_VAULT_OPENINGS="25")
     running.start()
