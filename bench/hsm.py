@@ -108,7 +108,7 @@ class Open:
     def plain(self) -> Callable[[], None]:
         return PlainCalls(str(self._config.module), self._what())
 
-    def library(self) -> Callable[[], None]:
+    def python_pkcs11(self) -> Callable[[], None]:
         return LibraryCalls(self._what())
 
     def _what(self) -> Opening:
@@ -159,10 +159,10 @@ def measure_opening(hsm: Pkcs11Hsm, config: TokenConfig, spells: int) -> None:
     """Our door and python-pkcs11 against plain calls, at one thread and at eight."""
     voice = Open(hsm, config)
     for threads in THREADS:
-        made = ([make() for _ in range(threads)] for make in (voice.ours, voice.plain, voice.library))
-        ours, plain, library = opens_in_turn(spells, *made)
+        made = ([make() for _ in range(threads)] for make in (voice.ours, voice.plain, voice.python_pkcs11))
+        ours, plain, as_it_comes = opens_in_turn(spells, *made)
         report_share(f"hsm.open.{threads}_threads", ours, "opens/s", plain, GOAL)
-        report_share(f"hsm.open.{threads}_threads.python_pkcs11", library, "opens/s", plain, None)
+        report_share(f"hsm.open.{threads}_threads.python_pkcs11", as_it_comes, "opens/s", plain, None)
 
 
 def main() -> None:
