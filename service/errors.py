@@ -129,6 +129,13 @@ class NotRunning(ServiceError):
     fix = "Start it: glottis up. If it runs with another state folder, name that in GLOTTIS_STATE_DIR in this terminal too."
 
 
+class SiteBusy(ServiceError):
+    """The site process has not answered in time."""
+
+    code = "site_busy"
+    fix = "Give the command again: the site process may be waiting for the other site. Its log is log/site.log."
+
+
 class ClientNameRefused(ServiceError):
     """This cannot be a client's name."""
 

@@ -20,7 +20,7 @@ from keyvault.states import KeyState
 from keyvault.sync.statement import Proposal
 from service import ceremonies
 from service.bringup import Installation
-from service.errors import CeremonyAwaited, NotRunning
+from service.errors import CeremonyAwaited, NotRunning, SiteBusy
 from service.isolation import establish
 from service.officers import read_roster
 from service.settings import Settings
@@ -77,7 +77,7 @@ def approved(settings: Settings, proposal: Proposal) -> Proposal:
 def _answers(settings: Settings) -> bool:
     try:
         ask(settings, "status", timeout_s=0.5)
-    except NotRunning:
+    except (NotRunning, SiteBusy):
         return False
     return True
 

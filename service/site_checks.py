@@ -11,7 +11,7 @@ from sqlalchemy import text
 
 from service.certificates import RENEW_DAYS
 from service.cli.exits import Exit
-from service.errors import NotRunning
+from service.errors import NotRunning, SiteBusy
 from service.findings import Finding
 from service.schema import opened
 from service.settings import Settings
@@ -25,7 +25,7 @@ def sites(settings: Settings) -> Iterator[Finding]:
     """What this site knows, from its own process; the other site is asked once, and may be away."""
     try:
         found = ask(settings, "status", timeout_s=10.0)
-    except NotRunning as error:
+    except (NotRunning, SiteBusy) as error:
         yield Finding("sites", "fails", str(error), f"Read {settings.log_dir}/site.log", Exit.TEMPORARY)
         return
     except SiteRefused as refused:

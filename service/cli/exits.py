@@ -37,7 +37,7 @@ _REFUSED = (
 )
 _CONFLICT = ("already_running", "port_taken", "row_changed", "client_exists", "log_occupied", "sync_conflict", "site_behind")
 _TEMPORARY = (
-    *("database_unavailable", "audit_unavailable", "busy"),
+    *("database_unavailable", "audit_unavailable", "busy", "site_busy"),
     *("peer_unheard", "peer_unavailable", "awaiting_sync", "stale_epoch", "sync_store_unavailable"),
 )
 

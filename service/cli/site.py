@@ -15,7 +15,7 @@ from keyvault.sync.roster import Roster
 from service import sites
 from service.cli.exits import Ended, Exit
 from service.cli.main import say_json
-from service.errors import IntroductionRefused
+from service.errors import IntroductionRefused, SiteBusy
 from service.holding import held
 from service.isolation import establish
 from service.settings import Settings
@@ -23,7 +23,7 @@ from service.site import Site
 from service.sync.admin import SiteRefused, ask
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
-_AWAY = ("peer_unavailable", "peer_unheard")
+_AWAY = ("peer_unavailable", "peer_unheard", "site_busy")
 
 
 @click.group()
@@ -40,10 +40,10 @@ def status(as_json: bool) -> None:
     in quarantine or a site is frozen.
     """
     settings = Settings.load(os.environ)
-    away = None
+    away: SiteRefused | SiteBusy | None = None
     try:
         ask(settings, "exchange", timeout_s=10.0)
-    except SiteRefused as refused:
+    except (SiteRefused, SiteBusy) as refused:  # busy: a call to the other site is waiting for its answer
         away = refused
     found = ask(settings, "status")
     found["refused"] = None if away is None else {"code": away.code, "message": str(away)}

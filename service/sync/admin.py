@@ -12,7 +12,7 @@ import json
 import socket
 from typing import Any
 
-from service.errors import NotRunning
+from service.errors import NotRunning, SiteBusy
 from service.settings import Settings
 
 Facts = dict[str, Any]
@@ -28,7 +28,7 @@ class SiteRefused(Exception):
 
 
 def ask(settings: Settings, call: str, *, timeout_s: float = ANSWER_SECONDS, **request: Any) -> Facts:
-    """Give one command to this folder's site process and return what it answers. Raises SiteRefused, NotRunning."""
+    """Give one command to this folder's site process and return what it answers. Raises SiteRefused, SiteBusy, NotRunning."""
     connection = http.client.HTTPConnection("site")
     with socket.socket(socket.AF_UNIX) as unix, contextlib.closing(connection):
         unix.settimeout(timeout_s)
@@ -40,12 +40,9 @@ def ask(settings: Settings, call: str, *, timeout_s: float = ANSWER_SECONDS, **r
         except PermissionError as error:
             raise NotRunning("another user started this Glottis", fix="Run this as the user who started it.") from error
         except TimeoutError as error:
-            raise NotRunning(f"the site process did not answer within {timeout_s:.0f} s", fix=_LOG.format(settings)) from error
+            raise SiteBusy(f"no answer within {timeout_s:.0f} s") from error
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise NotRunning(f"no site process answers in {settings.state_dir}") from error
     if "error" in answer:
         raise SiteRefused(**answer["error"])
     return answer
-
-
-_LOG = "Read log/site.log in {0.state_dir}; the command may still end well, and may be given again."

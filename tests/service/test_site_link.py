@@ -20,7 +20,11 @@ from uvicorn import Server
 from keyvault.sync.errors import PeerUnavailable
 from keyvault.sync.wire import MAX_BYTES
 from service import certificates
+from service.cli.exits import Exit, exit_for
+from service.errors import NotRunning, SiteBusy
+from service.settings import Settings
 from service.sync import http
+from service.sync.admin import ask
 from service.sync.link import HttpsLink, NoLink
 
 A, B = "site-a.cluster", "site-b.cluster"
@@ -144,3 +148,16 @@ def test_a_certificate_without_names_has_none(authority, tmp_path):
     folder = authority.folder(tmp_path / "c", "somebody", certificates.issue_client)
     der = x509.load_pem_x509_certificate((folder / "server.pem").read_bytes()).public_bytes(Encoding.DER)
     assert http.names_of(der) == http.names_of(None) == []
+
+
+def test_a_site_process_that_is_busy_is_not_taken_for_one_that_does_not_run(state_dir: Path) -> None:
+    settings = Settings.load({"GLOTTIS_STATE_DIR": str(state_dir)})
+    settings.admin_socket.parent.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as busy:
+        busy.bind(str(settings.admin_socket))
+        busy.listen()
+        with pytest.raises(SiteBusy) as refused:
+            ask(settings, "status", timeout_s=0.2)
+    assert exit_for(refused.value) is Exit.TEMPORARY
+    with pytest.raises(NotRunning):
+        ask(settings, "status", timeout_s=0.2)
