@@ -7,7 +7,7 @@ float16, float32 and float64, so that a copy of a part is found too.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 RUN = 8
-_CHUNK = 16 * 1024 * 1024
+PAGE = os.sysconf("SC_PAGE_SIZE")
+_CHUNK = 4 * 1024 * 1024
 _SKIPPED = ("[vvar]", "[vvar_vclock]", "[vsyscall]", "[vdso]")
 
 
@@ -69,11 +70,10 @@ def _scan_one(pid: int, needles: Mapping[str, bytes]) -> list[Found]:
     try:
         maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
         program = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-        memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY)
+        memory, pages = (os.open(f"/proc/{pid}/{name}", os.O_RDONLY) for name in ("mem", "pagemap"))
     except (FileNotFoundError, ProcessLookupError):
         return []
-    longest = max(len(value) for value in needles.values())
-    out = []
+    sought, out = Sought(needles), []
     try:
         for line in maps:
             span, mode, *rest = line.split(maxsplit=5)
@@ -82,29 +82,59 @@ def _scan_one(pid: int, needles: Mapping[str, bytes]) -> list[Found]:
             if "r" not in mode or mapping in _SKIPPED or ("w" not in mode and mapping.startswith("/")):
                 continue
             start, end = (int(part, 16) for part in span.split("-"))
-            out += _scan_span(memory, start, end, longest, needles, pid, program, mapping)
+            hits = {hit for run in _written(pages, start, end) for hit in _scan_run(memory, *run, sought)}
+            out += [Found(name, pid, program, address, mapping) for name, address in sorted(hits, key=lambda hit: hit[1])]
     finally:
         os.close(memory)
+        os.close(pages)
     return out
 
 
-def _scan_span(
-    memory: int, start: int, end: int, longest: int, needles: Mapping[str, bytes], pid: int, program: str, mapping: str
-) -> list[Found]:
-    hits: set[tuple[str, int]] = set()
-    at = start
-    while at < end:
+def _written(pagemap: int, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """The runs of pages that exist, in memory or swapped out: a page that nobody touched holds nothing."""
+    first, count = start // PAGE, (end - start) // PAGE
+    entries = np.frombuffer(os.pread(pagemap, count * 8, first * 8), np.uint64)
+    exists = (entries >> np.uint64(62)) != 0  # bit 63: present, bit 62: swapped
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], exists, [False])).astype(np.int8)))
+    for begins, ends in edges.reshape(-1, 2).tolist():
+        yield start + begins * PAGE, start + ends * PAGE
+
+
+def _scan_run(memory: int, start: int, end: int, sought: Sought) -> Iterator[tuple[str, int]]:
+    for at in range(start, end, _CHUNK):
         try:
-            block = os.pread(memory, min(_CHUNK + longest, end - at), at)
+            block = os.pread(memory, min(_CHUNK + sought.longest, end - at), at)
         except OSError:
-            block = b""  # a page that is not there, e.g. past the end of a mapped file
-        if block.count(0) == len(block):
-            at += _CHUNK  # untouched pages: quick to see, slow to search
-            continue
+            continue  # a page that is gone meanwhile
+        for name, where in sought.within(block):
+            yield name, at + where
+
+
+class Sought:
+    """Many needles sought at once: bytes that stand where four of a needle's do are found by table, then compared whole."""
+
+    def __init__(self, needles: Mapping[str, bytes]) -> None:
+        self.longest = max(len(value) for value in needles.values())
+        self._begins = np.zeros(1 << 16, bool)
+        self._by_mark: dict[int, list[tuple[str, bytes, int]]] = {}
         for name, value in needles.items():
-            where = block.find(value)
-            while where >= 0:
-                hits.add((name, at + where))
-                where = block.find(value, where + 1)
-        at += _CHUNK
-    return [Found(name, pid, program, address, mapping) for name, address in sorted(hits, key=lambda hit: hit[1])]
+            # Four bytes that say something: a float64 made from a float32 begins with zeros, as most memory does.
+            offset = next(i for i in range(len(value) - 3) if value[i] and value[i + 1])
+            mark = int.from_bytes(value[offset : offset + 4], "little")
+            self._begins[mark & 0xFFFF] = True
+            self._by_mark.setdefault(mark, []).append((name, value, offset))
+        self._marks = np.array(sorted(self._by_mark), np.uint32)
+
+    def within(self, block: bytes) -> Iterator[tuple[str, int]]:
+        """Every needle that stands in the block, and where."""
+        octets = np.frombuffer(block, np.uint8)
+        for odd in (0, 1):
+            pairs = np.frombuffer(block, "<u2", count=(len(block) - odd) // 2, offset=odd)
+            at = np.flatnonzero(self._begins.take(pairs, mode="clip")) * 2 + odd
+            at = at[at <= len(block) - 4]
+            words = pairs[(at - odd) // 2] | (octets[at + 2].astype(np.uint32) << 16) | (octets[at + 3].astype(np.uint32) << 24)
+            chosen = np.isin(words, self._marks)
+            for where, word in zip(at[chosen].tolist(), words[chosen].tolist(), strict=True):
+                for name, value, offset in self._by_mark[word]:
+                    if block.startswith(value, where - offset) and where >= offset:
+                        yield name, where - offset
