@@ -10,13 +10,14 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from hashlib import sha256
 from typing import Any
 from uuid import UUID
 
-from keyvault.approvals import Approval, Operation
+from keyvault.approval_subjects import SUBJECTS
+from keyvault.approvals import Approval, Operation, Quorum
 from keyvault.records import canonical
 from keyvault.sync.errors import ApprovalInvalid, StatementMalformed
 from keyvault.sync.roster import Roster
@@ -40,6 +41,11 @@ class Kind(StrEnum):
     ADOPT_FOR_GOOD = "sync.adopt"
     ADOPT = ADOPT
     BREAK_GLASS = "site.break-glass"
+    OPEN_COMPROMISED = "keys.break-glass"
+    POLICY = "policy.activate"
+    CLIENT = "ca.issue"
+    REANCHOR = "log.reanchor"
+    DETAILS = "audit.export-details"
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,32 @@ MEANINGS: Mapping[Kind, Meaning] = {
         "Let a site serve although it heard nothing of the other for too long, until this request expires.",
         "At any time: cancel the request.",
     ),
+    Kind.OPEN_COMPROMISED: Meaning(
+        "Open voices whose keys lie under a compromised master version, until this request expires.",
+        "At any time: cancel the request. What was opened until then was opened.",
+    ),
+    Kind.POLICY: Meaning(
+        "Decide every request by another set of policies, from the next request on.",
+        "By another activation: `glottis policy reset` asks for the set that ships.",
+    ),
+    Kind.CLIENT: Meaning(
+        "Let a client in, or give it new keys or more roles, where its roles are marked as needing officers.",
+        "`glottis clients revoke` ends the client; what it did until then stays done.",
+    ),
+    Kind.REANCHOR: Meaning(
+        "Let the audit log go on from an older or another end than the one that it signed last.",
+        "Never: whoever holds the newer checkpoint sees the fork for ever.",
+    ),
+    Kind.DETAILS: Meaning(
+        "Open the sealed details of audit entries (who, which voice, which hashes), for one recipient's key.",
+        "Never: what was read was read.",
+    ),
 }
+
+IN_DEVELOPMENT: Mapping[str, int] = {Kind.POLICY: 1, Kind.CLIENT: 0}
+"""How many officers must approve in a cluster of one site, where that is not what its roster says; `glottis doctor` names it."""
+_ALWAYS = frozenset({Kind.OPEN_COMPROMISED, Kind.REANCHOR, Kind.DETAILS})
+"""What takes one officer at least, also where a development roster asks for none."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +152,14 @@ class Explanation:
     claims: tuple[tuple[str, str], ...]
     versions: tuple[str, ...] = ()
     voices: tuple[UUID, ...] = ()
+
+
+def quorum_for(kind: str, roster: Roster) -> Quorum:
+    """Who may approve this kind by this roster, and how many must."""
+    quorum = roster.quorum
+    if roster.development and kind in IN_DEVELOPMENT:
+        return replace(quorum, threshold=IN_DEVELOPMENT[kind])
+    return replace(quorum, threshold=max(quorum.threshold, int(kind in _ALWAYS)))
 
 
 def described(facts: Facts) -> bytes:
@@ -203,6 +242,12 @@ def _breaking_glass(kind: Kind, cluster: str, facts: dict[str, Any]) -> Explanat
     return Explanation(kind, break_glass_subject(cluster, site), (("site", site),), _claims(facts))
 
 
+def _governed(kind: Kind, cluster: str, facts: dict[str, Any]) -> Explanation:
+    subject, signed = SUBJECTS[kind](cluster, facts)
+    touched = tuple(said for name, said in signed if name == "opens under")
+    return Explanation(kind, subject, signed, _claims(facts), touched)
+
+
 def _roster_lines(new: Roster, old: Roster | None) -> list[tuple[str, str]]:
     """The new roster, and what it takes away from the one before or adds, where that is known."""
     lines = [
@@ -236,4 +281,5 @@ _EXPLAIN: Mapping[Kind, Callable[[Kind, str, dict[str, Any]], Explanation]] = {
     Kind.ADOPT_FOR_GOOD: _transaction,
     Kind.ADOPT: _adoption,
     Kind.BREAK_GLASS: _breaking_glass,
+    **dict.fromkeys(map(Kind, SUBJECTS), _governed),
 }

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from keyvault.approval_kinds import Facts, Request, described
+from keyvault.approval_kinds import Facts, Request, described, quorum_for
 from keyvault.approvals import Approval, Operation, Quorum, signed_by
 from keyvault.database import Database, Transaction
 from keyvault.events import KeyEvent, Recorder
@@ -92,17 +92,18 @@ class Inbox:
     def approved(self, kind: str, subject: bytes, now: datetime) -> Approved | None:
         """Enough officers' signatures for exactly this, which hold now; None while there are too few. Empty at threshold 0."""
         roster = self._parts.roster()
+        quorum = quorum_for(kind, roster)
         for known in self.all():
             operation = known.request.operation
             if known.outcome or (operation.cluster, operation.kind, operation.subject) != (roster.cluster, kind, subject):
                 continue
-            held = self._holding(known.request, roster.quorum)
+            held = self._holding(known.request, quorum)
             try:
-                roster.quorum.check(operation, held, self._parts.verify, now)
+                quorum.check(operation, held, self._parts.verify, now)
             except (ApprovalExpired, ApprovalInvalid, ApprovalMissing):
                 continue
             return Approved(operation, held)
-        return None if roster.threshold else Approved()
+        return None if quorum.threshold else Approved()
 
     def done(self, operation: Operation) -> None:
         """The operation was carried out: it is asked for no more. Does nothing where it has ended before."""
@@ -191,7 +192,8 @@ class Inbox:
             raise ApprovalInvalid("a stored request was changed outside Glottis") from error
         people = {one.person for one in self._holding(request, roster.quorum) if one.role == "approve"}
         expired = now >= request.operation.expires_at
-        return Standing(request, stored.filed_at, stored.outcome, tuple(sorted(people)), roster.threshold, expired)
+        needed = quorum_for(request.operation.kind, roster).threshold
+        return Standing(request, stored.filed_at, stored.outcome, tuple(sorted(people)), needed, expired)
 
     def _holding(self, request: Request, quorum: Quorum) -> tuple[Approval, ...]:
         """The signatures that hold by the roster in force: an officer who left it counts no more, and hinders nobody."""
