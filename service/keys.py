@@ -167,8 +167,8 @@ class KeyCommands:
 
     # --- what is due
 
-    def turn(self) -> bool:
-        """Carry out destructions and schedules that are due, each once; False: there is no more to do now.
+    def turn(self) -> None:
+        """Carry out destructions and schedules that are due, each once.
 
         Raises what the token or the database cannot do: it stays due.
         """
@@ -178,7 +178,6 @@ class KeyCommands:
         for due in self.schedules.due(_now()):
             done = self.schedules.run(due, _now())
             _log.info("schedule", schedule=due.schedule.name, why=due.why, done=done.what, **done.facts)
-        return False
 
 
 def _now() -> datetime:

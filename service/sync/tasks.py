@@ -17,8 +17,10 @@ from service.sync.work import COMPARE_S, PUMP_S, Task
 REFUSED_S = 5.0
 """How long rows that were refused wait before they are offered again: somebody has to mend them first."""
 
-DUE_S = 15.0
-"""How often destructions and schedules are looked at."""
+DUE_S = 2.0
+"""How often destructions and schedules are looked at: what officers approved is done at once."""
+SHRED_S = 15.0
+"""How often it is looked up which erased voices no old copy opens any more."""
 
 _log = structlog.get_logger()
 
@@ -64,7 +66,7 @@ class _Shredding:
         if found.tampered != self._tampered:
             _log.warning("tombstones_tampered", voices=[str(voice) for voice in found.tampered])
             self._tampered = found.tampered
-        return DUE_S
+        return SHRED_S
 
 
 class _Comparing:
