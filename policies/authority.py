@@ -35,6 +35,13 @@ class VoiceState(StrEnum):
     SUSPENDED = "suspended"
 
 
+class VoiceTerm(StrEnum):
+    """What differs for one voice."""
+
+    BEARER = "bearer"
+    """Tokens bound to a certificate alone may open it."""
+
+
 @dataclass(frozen=True)
 class Client:
     """A registered caller. `cert_sha256` is the certificate's x5t#S256, `jkt` its DPoP key's RFC 7638 thumbprint."""
@@ -54,7 +61,7 @@ class Client:
 
 @dataclass(frozen=True)
 class Voice:
-    """A voice's metadata. `dek_id` and `key_version` name the key that its voiceprint is sealed with."""
+    """A voice's metadata. `dek_id` and `key_version` name the key of its voiceprint, `terms` what differs for it (VoiceTerm)."""
 
     voice_id: UUID
     tenant: str
@@ -65,12 +72,14 @@ class Voice:
     key_version: int
     created_at: datetime
     row_version: int
+    terms: tuple[str, ...] = ()
 
     def fields(self) -> tuple[Field, ...]:
-        """What the row's MAC covers."""
+        """What the row's MAC covers. A voice without terms has the bytes that it had before there were any."""
         return (
             *(self.voice_id, self.tenant, self.name, self.consent_id, self.state.value),
             *(self.dek_id, self.key_version, self.created_at, self.row_version),
+            *((self.terms,) if self.terms else ()),
         )
 
 

@@ -1,7 +1,7 @@
 """Tables of cases beside the policies: what each policy must decide, as rows that people read and `glottis policy test` runs.
 
 A row names what differs from an honest request: `{"name", "action", "client", "voice", "consent", "territory", "left",
-"allowed", "decided_by"}`, of which `client`, `voice`, `consent`, `territory` and `left` may be
+"bound", "allowed", "decided_by"}`, of which `client`, `voice`, `consent`, `territory`, `left` and `bound` may be
 left out. Null: there is no such row.
 """
 
@@ -19,7 +19,7 @@ from policies.authority import Client, ClientState, Role, Voice, VoiceState
 from policies.consent import EVERYWHERE, Consent, ConsentState
 from policies.engine import SHIPPED, Decision, PolicyEngine, Question
 from policies.errors import PolicySetInvalid
-from policies.grants import Purpose
+from policies.grants import Binding, Purpose
 from policies.quotas import Left
 
 TENANT = "acme"
@@ -44,7 +44,7 @@ HONEST = Question(Purpose.SPEAK, _CLIENT, _VOICE, _CONSENT, TERRITORY, NOW.times
 """A request that nothing speaks against: a client with every role, its own voice, a consent for everywhere."""
 
 _STATES = {Client: ClientState, Voice: VoiceState, Consent: ConsentState}
-_MEMBERS = frozenset({"name", "action", "allowed", "decided_by", "client", "voice", "consent", "territory", "left"})
+_MEMBERS = frozenset({"name", "action", "allowed", "decided_by", "client", "voice", "consent", "territory", "left", "bound"})
 _NEEDED = frozenset({"name", "action", "allowed", "decided_by"})
 RowValue = TypeVar("RowValue", Client, Voice, Consent)
 
@@ -80,6 +80,7 @@ def question(row: Mapping[str, Any]) -> Question:
         consent=None if row.get("consent", {}) is None else _changed(_CONSENT, row.get("consent", {})),
         territory=row.get("territory", TERRITORY),
         left=replace(_LEFT, **row.get("left", {})),
+        bound=Binding(row.get("bound", Binding.BOTH)),
     )
 
 

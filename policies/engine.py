@@ -16,10 +16,10 @@ from typing import Any
 import cedarpy
 
 from policies import errors
-from policies.authority import Client, ClientState, Voice, VoiceState
+from policies.authority import Client, ClientState, Voice, VoiceState, VoiceTerm
 from policies.consent import Consent, ConsentState
 from policies.errors import Denied, PolicySetInvalid
-from policies.grants import OPENING, Purpose
+from policies.grants import OPENING, Binding, Purpose
 from policies.quotas import Left
 
 SHIPPED = Path(__file__).parent
@@ -40,6 +40,8 @@ _REFUSALS: dict[str, type[Denied]] = {
     "consent.unexpired": errors.ConsentExpired,
     "consent.purpose": errors.ConsentPurpose,
     "consent.territory": errors.ConsentTerritory,
+    "binding.voice": errors.ProofRequired,
+    "binding.elsewhere": errors.ProofRequired,
     "quota.attempts": errors.RateLimited,
     "quota.requests": errors.RateLimited,
     "quota.characters": errors.QuotaExhausted,
@@ -50,7 +52,10 @@ _REFUSALS: dict[str, type[Denied]] = {
 
 @dataclass(frozen=True)
 class Question:
-    """May this client do this now? `territory` is where this installation is; `voice` and `consent` as the purpose needs."""
+    """May this client do this now? `territory` is where this installation is; `voice` and `consent` as the purpose needs.
+
+    `bound`: what the token is, or would be, bound to.
+    """
 
     purpose: Purpose
     client: Client
@@ -59,6 +64,7 @@ class Question:
     territory: str
     now: float
     left: Left
+    bound: Binding = Binding.BOTH
 
 
 @dataclass(frozen=True)
@@ -163,6 +169,7 @@ def _resource(question: Question) -> dict[str, str]:
 
 def _request(question: Question) -> dict[str, Any]:
     context: dict[str, Any] = {"purpose": question.purpose.value, "now": int(question.now), "left": asdict(question.left)}
+    context["proved"] = question.bound is Binding.BOTH
     if question.purpose in (*OPENING, Purpose.ENROL) and question.consent is not None:
         consent = question.consent
         context["consent"] = {
@@ -191,7 +198,7 @@ def _entities(schema: cedarpy.Schema, client: Client, voice: Voice | None, conse
     }
     entities.append(_entity("Client", client.client_id, attributes, client.tenant))
     if voice is not None:
-        attributes = {"active": voice.state is VoiceState.ACTIVE}
+        attributes = {"active": voice.state is VoiceState.ACTIVE, "bearer": VoiceTerm.BEARER in voice.terms}
         entities.append(_entity("Voice", voice.voice_id, attributes, voice.tenant))
     return cedarpy.Entities.from_json_str(json.dumps(entities), schema)
 

@@ -86,10 +86,13 @@ class ProofReplayed(PolicyError):
 
 
 class SchemeInvalid(PolicyError):
-    """The token is bound to a key and must be sent with the DPoP scheme."""
+    """The token was sent in another scheme than the one it is for."""
 
     code = "scheme_invalid"
-    fix = "Send `Authorization: DPoP <token>` and one `DPoP` header with the proof."
+    fix = (
+        "Send `Authorization: DPoP <token>` and one `DPoP` header with the proof; only a token of type Bearer is sent as such,"
+        " and without a proof."
+    )
 
 
 class CertificateRequired(PolicyError):
@@ -265,6 +268,13 @@ class ConsentTerritory(Denied):
 
     code = "consent_territory"
     fix = "Ask the speaker for a consent that names this territory."
+
+
+class ProofRequired(Denied):
+    """The voice opens only for a token that is bound to a DPoP key too."""
+
+    code = "proof_required"
+    fix = "Send a DPoP proof (RFC 9449) to POST /oauth/token; the operator's `glottis voices bearer` allows a voice to do without."
 
 
 class RateLimited(Denied):

@@ -14,6 +14,7 @@ from policies.consent import CONSENT_PURPOSES, ConsentState
 from policies.engine import NO_PERMIT, NOT_DECIDABLE, Decision, PolicyEngine, Question
 from policies.errors import PolicyError
 from policies.gate import require_rows
+from policies.grants import Binding
 
 _NO_POLICY = {
     NO_PERMIT: "No policy permits it, and what is not permitted is denied.",
@@ -105,8 +106,16 @@ def _changes(question: Question, honest: Question) -> Iterator[Change]:
     else:
         yield from _consent_changes(question)
     yield from _client_changes(question)
+    if question.bound is Binding.BOTH:
+        yield _bound("the token is bound to the certificate alone", Binding.CERTIFICATE, mends=False)
+    else:
+        yield _bound("the token is bound to a DPoP key too", Binding.BOTH, mends=True)
     if min(astuple(question.left)) <= 0:
         yield Change("enough is left of the quotas", lambda asked: replace(asked, left=honest.left), mends=True)
+
+
+def _bound(said: str, binding: Binding, *, mends: bool) -> Change:
+    return Change(said, lambda asked: replace(asked, bound=binding), mends)
 
 
 def _client_changes(question: Question) -> Iterator[Change]:

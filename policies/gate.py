@@ -40,7 +40,7 @@ from policies.errors import (
     VoiceMismatch,
     VoiceUnknown,
 )
-from policies.grants import OPENING, Grant, Purpose, VerifiedProof, VerifiedToken
+from policies.grants import OPENING, Binding, Grant, Purpose, VerifiedProof, VerifiedToken
 from policies.intents import Facts, Intent, Intents, Outcome
 from policies.proofs import ProofVerifier, certificate_thumbprint
 from policies.quotas import Limits
@@ -50,6 +50,7 @@ from policies.tokens import TokenVerifier
 
 ADMIT = "request.admit"
 """The action of the gate's intents."""
+_SCHEMES = frozenset(binding.scheme for binding in Binding)
 NotCounted = (RateLimited, QuotaExhausted)
 """Refusals that are no failed attempts: who waits as told fails no more."""
 
@@ -65,14 +66,15 @@ class Refusals(Protocol):
 class Call:
     """One request as it came: the credentials, and what it is about to do.
 
-    `path` is what the URL says, without its query; `proof` the one DPoP header (a request with several is refused before).
+    `path` is what the URL says, without its query; `proof` the one DPoP header (a request with several is refused before), or
+    None where there is none.
     """
 
     method: str
     path: str
     scheme: str
     token: str
-    proof: str
+    proof: str | None
     certificate_der: bytes | None
     purpose: Purpose
     voice: UUID | None = None
@@ -123,27 +125,39 @@ class Gate:
         except (AuditError, AuditUnavailable):
             raise  # what the log could not take is not a refusal that it could take
         except PolicyError as refusal:
+            once = proof or _once(token)
             record_refusal(
-                self._database, self._store, self._intents, self._refusals, proof, refusal, _denied(token, proof, refusal),
+                self._database, self._store, self._intents, self._refusals, once, refusal, _denied(token, proof, refusal),
                 self._store.spend(token.x5t_s256, None, self._clock(), attempts=int(not isinstance(refusal, NotCounted))),
             )  # fmt: skip
             raise
 
-    def _authenticated(self, call: Call) -> tuple[VerifiedToken, VerifiedProof]:
-        """The caller holds both keys that the token names. No database."""
+    def _authenticated(self, call: Call) -> tuple[VerifiedToken, VerifiedProof | None]:
+        """The caller holds every key that the token names. No database."""
         if call.certificate_der is None:
             raise CertificateRequired()
-        if call.scheme.lower() != "dpop":
+        if call.scheme.lower() not in _SCHEMES:
             raise SchemeInvalid()
         token = self._verifier.verify(call.token)
-        proof = self._proofs.verify(call.proof, call.method, call.path, call.token)
-        if not compare_digest(proof.jkt, token.jkt):
-            raise BindingMismatch("another DPoP key")
+        proof = self._proof(call, token)
         if not compare_digest(certificate_thumbprint(call.certificate_der), token.x5t_s256):
             raise BindingMismatch("another certificate")
         return token, proof
 
-    def _admitted(self, transaction: Transaction, token: VerifiedToken, proof: VerifiedProof, characters: int) -> Grant:
+    def _proof(self, call: Call, token: VerifiedToken) -> VerifiedProof | None:
+        """The proof by the token's key; None where it names none, and then there may be none. Raises PolicyError."""
+        if call.scheme.lower() != token.bound.scheme:
+            raise SchemeInvalid(f"a token bound to {token.bound}")
+        if token.jkt is None:
+            if call.proof is not None:
+                raise SchemeInvalid("a proof beside a token that no key is bound to")
+            return None
+        proof = self._proofs.verify(call.proof or "", call.method, call.path, call.token)
+        if not compare_digest(proof.jkt, token.jkt):
+            raise BindingMismatch("another DPoP key")
+        return proof
+
+    def _admitted(self, transaction: Transaction, token: VerifiedToken, proof: VerifiedProof | None, characters: int) -> Grant:
         """Two round trips: everything that is to be known, then the intent with the COMMIT."""
         request = Request(token.x5t_s256, proof, self._clock(), token, token.voice, token.consent, characters)
         opening = self._store.open(transaction, request, *self._intents.place())
@@ -187,18 +201,18 @@ def record_refusal(
     store: PolicyStore,
     intents: Intents,
     refusals: Refusals,
-    proof: VerifiedProof,
+    once: VerifiedProof,
     refusal: PolicyError,
     intent: Intent,
     spend: Statement,
 ) -> None:
     """Record a refusal, and count it by `spend`, in a transaction of its own. Raises AuditUnavailable.
 
-    It uses the proof up, so that each entry costs the client one signature: a request seen on the way and sent again a
-    thousand times is recorded once and counted after that.
+    It uses up `once`, the request's proof, so that each entry costs the client one signature: a request seen on the way and
+    sent again a thousand times is recorded once and counted after that.
     """
     with durable(database) as transaction:
-        if store.consume_proof(transaction, proof):
+        if store.consume_proof(transaction, once):
             send(transaction, spend)
             intents.append(transaction, intent)
         else:
@@ -251,7 +265,7 @@ def _known(authority: Authority, token: VerifiedToken) -> Client:
     client = authority.client
     if client is None or (client.client_id, client.tenant) != (token.client_id, token.tenant):
         raise ClientUnknown()
-    if client.jkt != token.jkt:
+    if token.jkt is not None and client.jkt != token.jkt:
         raise BindingMismatch("the client's DPoP key was replaced")
     require_rows(token.purpose, authority)
     voice = authority.voice if token.purpose in OPENING else None
@@ -260,11 +274,16 @@ def _known(authority: Authority, token: VerifiedToken) -> Client:
     return client
 
 
-def _denied(token: VerifiedToken, proof: VerifiedProof, refusal: PolicyError) -> Intent:
+def _once(token: VerifiedToken) -> VerifiedProof:
+    """In place of a proof, where there is none: one refusal is recorded for each token, however often it is sent."""
+    return VerifiedProof(f"x5t {token.x5t_s256}", token.jti, token.issued_at)
+
+
+def _denied(token: VerifiedToken, proof: VerifiedProof | None, refusal: PolicyError) -> Intent:
     return _intent("denied", token, proof, refusal_details(refusal))
 
 
-def _intent(outcome: Outcome, token: VerifiedToken, proof: VerifiedProof, more: Facts) -> Intent:
+def _intent(outcome: Outcome, token: VerifiedToken, proof: VerifiedProof | None, more: Facts) -> Intent:
     return Intent(
         action=ADMIT,
         outcome=outcome,
@@ -274,8 +293,8 @@ def _intent(outcome: Outcome, token: VerifiedToken, proof: VerifiedProof, more: 
         purpose=token.purpose.value,
         details={
             "jti": token.jti,
-            "proof_jti": proof.jti,
-            "jkt": proof.jkt,
+            "proof_jti": None if proof is None else proof.jti,
+            "jkt": token.jkt,
             "x5t": token.x5t_s256,
             "consent": None if token.consent is None else str(token.consent),
             "text_sha256": token.text_sha256,

@@ -35,6 +35,23 @@ class Purpose(StrEnum):
     ERASE = "erase"
 
 
+class Binding(StrEnum):
+    """What a token is bound to: exactly these members stand in its `cnf` (RFC 7800)."""
+
+    BOTH = "certificate and key"
+    CERTIFICATE = "certificate"
+
+    @property
+    def members(self) -> frozenset[str]:
+        """RFC 8705 §3.1 and RFC 9449 §6.1."""
+        return frozenset({"x5t#S256"}) if self is Binding.CERTIFICATE else frozenset({"x5t#S256", "jkt"})
+
+    @property
+    def scheme(self) -> str:
+        """The one scheme in which such a token is taken: RFC 6750 §2.1, RFC 9449 §7.1."""
+        return "bearer" if self is Binding.CERTIFICATE else "dpop"
+
+
 OPENING = (Purpose.SPEAK, Purpose.COMPARE)
 """The purposes that open a voice: they need its consent, and their token names its key."""
 
@@ -54,9 +71,15 @@ class VerifiedToken:
     text_sha256: str | None
     max_chars: int | None
     x5t_s256: str
-    jkt: str
+    jkt: str | None
+    """The DPoP key that must sign for each use; None for a token that is bound to its certificate alone."""
     issued_at: int
     expires_at: int
+
+    @property
+    def bound(self) -> Binding:
+        """What the token is bound to."""
+        return Binding.CERTIFICATE if self.jkt is None else Binding.BOTH
 
 
 @dataclass(frozen=True)
@@ -70,10 +93,13 @@ class VerifiedProof:
 
 @dataclass(frozen=True)
 class Grant:
-    """One admitted request. `intent_id` is its durable audit intent; the transaction that wrote it has committed."""
+    """One admitted request. `intent_id` is its durable audit intent; the transaction that wrote it has committed.
+
+    `proof` is None exactly where the token is bound to its certificate alone.
+    """
 
     token: VerifiedToken
-    proof: VerifiedProof
+    proof: VerifiedProof | None
     intent_id: UUID
     decided_by: tuple[str, ...]
 
@@ -88,7 +114,7 @@ class Grant:
             raise GrantExpired()
         if self.token.key != key:
             raise GrantMismatch("the token names another key version")
-        if self.proof.jkt != self.token.jkt or not self.token.x5t_s256:
+        if (self.proof and self.proof.jkt) != self.token.jkt or not self.token.x5t_s256:
             raise GrantMismatch("the token is not bound to this device")
 
 

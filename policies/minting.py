@@ -30,16 +30,18 @@ from policies.errors import (
     ProofReplayed,
 )
 from policies.gate import NotCounted, Refusals, counted, key_details, record_refusal, refusal_details, require_rows
-from policies.grants import OPENING, Purpose, VerifiedProof
+from policies.grants import OPENING, Binding, Purpose, VerifiedProof
 from policies.intents import Facts, Intent, Intents, Outcome
 from policies.proofs import ProofVerifier, certificate_thumbprint
-from policies.quotas import Limits
+from policies.quotas import MINUTE_S, Limits
 from policies.store import Opening, PolicyStore, Request, deciding
 from policies.throttle import Throttle
 from policies.tokens import MAX_CHARS, TOKEN_LIFETIME_S, Entitlement, TokenMint
 
 MINT = "token.mint"
 """The action of the token endpoint's intents."""
+TOKEN_TYPES = {Binding.BOTH: "DPoP", Binding.CERTIFICATE: "Bearer"}
+"""The `token_type` of an answer: RFC 9449 §5, RFC 8705 §3."""
 DETAILS_TYPE = "glottis_voice"
 MAX_DETAILS_LENGTH = 2048
 
@@ -60,11 +62,11 @@ KeyOf = Callable[[Transaction, Voice], KeyRef]
 
 @dataclass(frozen=True, repr=False)
 class TokenRequest:
-    """One request to the token endpoint, as it came."""
+    """One request to the token endpoint, as it came. Without a DPoP proof, it asks for a token bound to the certificate alone."""
 
     method: str
     path: str
-    proof: str
+    proof: str | None
     certificate_der: bytes | None
     grant_type: str
     authorization_details: str
@@ -75,6 +77,7 @@ class IssuedToken:
     """What the client gets, and the audit intent that says so."""
 
     access_token: str
+    token_type: str
     expires_in: int
     authorization_details: list[dict[str, Any]]
     intent_id: UUID
@@ -187,26 +190,34 @@ class Minting:
             else:
                 intent = _intent("denied", client, wish, proof, refusal_details(refusal))
                 spend = self._store.spend(x5t_s256, None, self._clock(), attempts=int(not isinstance(refusal, NotCounted)))
-                record_refusal(self._database, self._store, self._intents, self._refusals, proof, refusal, intent, spend)
+                once = proof or self._once(x5t_s256, refusal)
+                record_refusal(self._database, self._store, self._intents, self._refusals, once, refusal, intent, spend)
             raise
-        return IssuedToken(self._mint.mint(entitlement), TOKEN_LIFETIME_S, wish.details(), intent_id)
+        kind = TOKEN_TYPES[_binding(proof)]
+        return IssuedToken(self._mint.mint(entitlement), kind, TOKEN_LIFETIME_S, wish.details(), intent_id)
 
-    def _proved(self, request: TokenRequest) -> tuple[Wish, VerifiedProof, str]:
+    def _once(self, x5t_s256: str, refusal: PolicyError) -> VerifiedProof:
+        """In place of a proof, where there is none: one refusal of a kind is recorded for each certificate in each minute."""
+        minute = int(self._clock()) // MINUTE_S
+        return VerifiedProof(f"x5t {x5t_s256}", f"{refusal.code} {minute}", minute * MINUTE_S)
+
+    def _proved(self, request: TokenRequest) -> tuple[Wish, VerifiedProof | None, str]:
         """What needs no database."""
         if request.certificate_der is None:
             raise CertificateRequired()
         if request.grant_type != "client_credentials":
             raise GrantTypeUnsupported()
-        proof = self._proofs.verify(request.proof, request.method, request.path, None)
+        proof = None if request.proof is None else self._proofs.verify(request.proof, request.method, request.path, None)
         return Wish.parse(request.authorization_details), proof, certificate_thumbprint(request.certificate_der)
 
     def _entitled(
-        self, transaction: Transaction, client: Client, opening: Opening, wish: Wish, proof: VerifiedProof
+        self, transaction: Transaction, client: Client, opening: Opening, wish: Wish, proof: VerifiedProof | None
     ) -> tuple[Entitlement, tuple[str, ...]]:
         """What the token will say, and the policies that allow it."""
         if not opening.fresh_proof:
             raise ProofReplayed()
-        self._proofs.check_age(proof.issued_at)
+        if proof is not None:
+            self._proofs.check_age(proof.issued_at)
         authority, left = opening.authority()
         require_rows(wish.purpose, authority)
         question = Question(wish.purpose, client, authority.voice, authority.consent, self._territory, self._clock(), left)
@@ -217,7 +228,7 @@ class Minting:
             client_id=client.client_id,
             purpose=wish.purpose,
             x5t_s256=client.cert_sha256,
-            jkt=client.jkt,
+            jkt=None if proof is None else client.jkt,
             voice=wish.voice,
             key=self._key_of(transaction, authority.voice) if authority.voice and wish.purpose in OPENING else None,
             consent=wish.consent,
@@ -227,16 +238,21 @@ class Minting:
         return entitlement, decided_by
 
 
-def _client(opening: Opening, proof: VerifiedProof) -> Client:
+def _binding(proof: VerifiedProof | None) -> Binding:
+    """What a token asked for with this proof is bound to."""
+    return Binding.CERTIFICATE if proof is None else Binding.BOTH
+
+
+def _client(opening: Opening, proof: VerifiedProof | None) -> Client:
     """The client that holds this certificate and this key. Raises ClientUnknown, BindingMismatch."""
     if opening.client is None:
         raise ClientUnknown()
-    if not compare_digest(opening.client.jkt, proof.jkt):
+    if proof is not None and not compare_digest(opening.client.jkt, proof.jkt):
         raise BindingMismatch("not the client's DPoP key")
     return opening.client
 
 
-def _intent(outcome: Outcome, client: Client, wish: Wish, proof: VerifiedProof, more: Facts) -> Intent:
+def _intent(outcome: Outcome, client: Client, wish: Wish, proof: VerifiedProof | None, more: Facts) -> Intent:
     return Intent(
         action=MINT,
         outcome=outcome,
@@ -245,8 +261,8 @@ def _intent(outcome: Outcome, client: Client, wish: Wish, proof: VerifiedProof, 
         voice=wish.voice,
         purpose=wish.purpose.value,
         details={
-            "proof_jti": proof.jti,
-            "jkt": proof.jkt,
+            "proof_jti": None if proof is None else proof.jti,
+            "jkt": None if proof is None else proof.jkt,
             "x5t": client.cert_sha256,
             "consent": None if wish.consent is None else str(wish.consent),
             "text_sha256": wish.text_sha256,

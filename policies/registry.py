@@ -6,14 +6,14 @@ Who may call them is decided before: by the gate for requests, by the officers' 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from uuid import UUID, uuid4
 
 from keyvault.database import Transaction
 from keyvault.records import KeyRef
-from policies.authority import Client, ClientState, Role, Voice, VoiceState
+from policies.authority import Client, ClientState, Role, Voice, VoiceState, VoiceTerm
 from policies.consent import Consent, ConsentState, check_terms
 from policies.errors import ClientInactive, ClientUnknown, ConsentExpired, ConsentUnknown, ConsentWithdrawn, VoiceUnknown
 from policies.quotas import EVERYONE, Limits, Quota, Scope
@@ -121,6 +121,13 @@ class Registry:
         if voice is None:
             raise VoiceUnknown()
         return self._store.swap(transaction, voice, replace(voice, state=VoiceState.SUSPENDED))
+
+    def set_voice_terms(self, transaction: Transaction, voice_id: UUID, terms: Collection[VoiceTerm]) -> Voice:
+        """From the commit on, exactly these terms hold for the voice. Raises VoiceUnknown, RowChanged."""
+        voice = self._store.voice_anywhere(transaction, voice_id)
+        if voice is None:
+            raise VoiceUnknown()
+        return self._store.swap(transaction, voice, replace(voice, terms=tuple(sorted(term.value for term in terms))))
 
     def set_quota(self, transaction: Transaction, scope: Scope, name: str, limits: Limits) -> Quota:
         """From the commit on, these limits hold for this client or voice, or for everyone who has none of their own.

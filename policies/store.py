@@ -91,10 +91,13 @@ def deciding(database: Database) -> Iterator[Transaction]:
 
 @dataclass(frozen=True)
 class Request:
-    """Who asks for what: the rows that a decision needs, and what it uses up. The token endpoint has no token yet."""
+    """Who asks for what: the rows that a decision needs, and what it uses up.
+
+    The token endpoint has no token yet; who presents a certificate alone has no proof.
+    """
 
     x5t_s256: str
-    proof: VerifiedProof
+    proof: VerifiedProof | None
     now: float
     token: VerifiedToken | None = None
     voice: UUID | None = None
@@ -131,15 +134,12 @@ class PolicyStore:
         """
         named = {"x5t_s256": request.x5t_s256, "voice_id": request.voice, "consent_id": request.consent}
         limited = named | {"everyone": EVERYONE, "voice_name": None if request.voice is None else str(request.voice)}
-        guard = _proof_guard(request.proof)
-        consume: Statement = (CONSUME_PROOF, guard)
-        if request.token is not None:
-            consume = (CONSUME, guard | _token_guard(request.token))
         spend = self.spend(request.x5t_s256, request.voice, request.now, requests=1, characters=request.characters)
         begin: Statement = (DURABLE_AS, named) if request.token is None else (DURABLE, {"tenant": request.token.tenant})
+        consume = _consume(request)
         answers = send(transaction, begin, (AUTHORITY, named), consume, (LIMITS, limited), spend, *then)
-        _, authority, consumed, limits, used, *rows = answers
-        fresh = (True, bool(consumed)) if request.token is None else (bool(consumed[0][0]), bool(consumed[0][1]))
+        _, authority, [consumed], limits, used, *rows = answers
+        fresh = (bool(consumed[0]), bool(consumed[1]))
         if not authority:
             return Opening(None, lambda: (Authority(None, None, None), _NOTHING_LEFT), *fresh, rows)
         [row], voices, consents = authority, len(client.c), len(client.c) + len(voice.c)
@@ -327,6 +327,13 @@ def _new(transaction: Transaction, table: Table, row: dict[str, Any]) -> bool:
     """Insert; False if the row was there. One statement: of two at once, the second waits for the first to commit or not."""
     statement = insert(table).values(row).on_conflict_do_nothing().returning(*table.primary_key.columns)
     return transaction.execute(statement).first() is not None
+
+
+def _consume(request: Request) -> Statement:
+    """What uses up the token and the proof, as far as there are any; it answers for each whether it was fresh."""
+    token = {} if request.token is None else _token_guard(request.token)
+    proof = {} if request.proof is None else _proof_guard(request.proof)
+    return CONSUME[bool(token), bool(proof)], token | proof
 
 
 def _token_guard(token: VerifiedToken) -> dict[str, Any]:

@@ -3,6 +3,7 @@ than the database takes to answer it."""
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 from sqlalchemy import (
@@ -22,6 +23,7 @@ from sqlalchemy import (
     bindparam,
     cast,
     func,
+    literal_column,
     select,
     text,
 )
@@ -71,6 +73,7 @@ voice = Table(
     Column("key_version", Integer, nullable=False),
     Column("created_at", DateTime(timezone=True), nullable=False),
     *_row_guard(),
+    Column("terms", ARRAY(Text), nullable=False, server_default="{}"),
     CheckConstraint("key_version >= 1", name="key_version"),
 )
 used_token = Table(
@@ -150,13 +153,18 @@ CONSUME_PROOF = (
     .on_conflict_do_nothing()
     .returning(used_proof.c.jti)
 )
+_GUARDS = {"token_guard": _CONSUME_TOKEN, "proof_guard": CONSUME_PROOF}
 # Of two at once the second waits for the first to commit or not; the scalar queries run in this order, always.
-CONSUME = select(
-    *(
-        select(func.count()).select_from(consumed.cte(name)).scalar_subquery()
-        for name, consumed in {"token_guard": _CONSUME_TOKEN, "proof_guard": CONSUME_PROOF}.items()
+CONSUME = {
+    there: select(
+        *(
+            select(func.count()).select_from(consumed.cte(name)).scalar_subquery() if given else literal_column("1")
+            for given, (name, consumed) in zip(there, _GUARDS.items(), strict=True)
+        )
     )
-)
+    for there in product((True, False), repeat=2)
+}
+"""By whether there are a token and a proof: uses up what there is, and answers 1 for each that was not used before."""
 SPEND = text("""
     INSERT INTO usage AS used (scope, name, tenant, minute, requests, attempts, day, characters, milliseconds)
     SELECT asked.scope, asked.name, client.tenant,

@@ -1,5 +1,7 @@
 """Access tokens: ES256 JWTs signed in the HSM, bound to the client's certificate and DPoP key, to voice, key and text.
 
+Where a voice allows it, a token may be bound to the certificate alone.
+
 Standards: RFC 7519 as RFC 8725 restricts it, RFC 7800 and RFC 8705 §3.1 and RFC 9449 §6 for `cnf`.
 The order of the checks is part of the promise: lengths, spelling, header, signature, times, claims.
 """
@@ -22,7 +24,7 @@ from keyvault.hsm import Hsm, KeyName
 from keyvault.records import KeyRef
 from policies import jws
 from policies.errors import TokenExpired, TokenInvalid, TokenMalformed
-from policies.grants import CLOCK_TOLERANCE_S, Purpose, VerifiedToken
+from policies.grants import CLOCK_TOLERANCE_S, Binding, Purpose, VerifiedToken
 
 TOKEN_TYPE = "voice-synth+jwt"  # noqa: S105 — a media type
 TOKEN_LIFETIME_S = 5
@@ -55,7 +57,7 @@ class Entitlement:
     client_id: str
     purpose: Purpose
     x5t_s256: str
-    jkt: str
+    jkt: str | None
     voice: UUID | None = None
     key: KeyRef | None = None
     consent: UUID | None = None
@@ -205,7 +207,7 @@ def _claims(entitlement: Entitlement) -> dict[str, Any]:
         "tenant": entitlement.tenant,
         "purpose": entitlement.purpose.value,
         "jti": entitlement.jti,
-        "cnf": {"x5t#S256": entitlement.x5t_s256, "jkt": entitlement.jkt},
+        "cnf": {"x5t#S256": entitlement.x5t_s256} | ({} if entitlement.jkt is None else {"jkt": entitlement.jkt}),
     } | {name: value for name, value in optional.items() if value is not None}
 
 
@@ -215,14 +217,14 @@ def _check_members(claims: Mapping[str, Any], purpose: Purpose) -> None:
         raise ValueError("claims other than this purpose has")
 
 
-def _confirmation(cnf: Any) -> tuple[str, str]:
-    """Both bindings; a member that we do not know could not be checked, so it is refused."""
-    if not isinstance(cnf, dict) or cnf.keys() != {"x5t#S256", "jkt"}:
+def _confirmation(cnf: Any) -> tuple[str, str | None]:
+    """Exactly the members of one binding; one that we do not know could not be checked, so it is refused."""
+    if not isinstance(cnf, dict) or cnf.keys() not in [binding.members for binding in Binding]:
         raise ValueError("cnf members")
     for value in cnf.values():
         if not isinstance(value, str) or not _SHA256_BASE64URL.fullmatch(value):
             raise ValueError("cnf values")
-    return cnf["x5t#S256"], cnf["jkt"]
+    return cnf["x5t#S256"], cnf.get("jkt")
 
 
 def _optional(claims: Mapping[str, Any], name: str, read: Callable[[Any], Value]) -> Value | None:

@@ -162,7 +162,7 @@ class VoiceClient:
             headers = {"DPoP": self.proof(method, path)} if token is None else self.headers(method, path, token)
             answer = self._http.request(method, path, headers=headers, **options)
             self._nonce = answer.headers.get("DPoP-Nonce", self._nonce)
-            if last or answer.status_code != httpx.codes.UNAUTHORIZED or "DPoP-Nonce" not in answer.headers:
+            if last or answer.is_success or "DPoP-Nonce" not in answer.headers:
                 break
         return _checked(answer)
 

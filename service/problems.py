@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse
 _BY_STATUS: Mapping[int, str] = {
     400: "invalid_request unsupported_grant_type invalid_authorization_details consent_invalid",
     401: "certificate_required client_unknown token_malformed token_invalid token_expired token_replayed proof_invalid"
-    " use_dpop_nonce proof_replayed scheme_invalid binding_mismatch purpose_mismatch voice_mismatch text_mismatch voice_key_changed"
+    " use_dpop_nonce proof_replayed proof_required ticket_unknown ticket_expired ticket_used scheme_invalid binding_mismatch purpose_mismatch voice_mismatch text_mismatch voice_key_changed"
     " grant_mismatch",
     403: "denied client_inactive voice_suspended consent_withdrawn consent_expired consent_purpose consent_territory"
     " key_state_forbids key_compromised key_destroyed",

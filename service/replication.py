@@ -38,7 +38,7 @@ class _Consent(Statement):
 
 @dataclass(frozen=True)
 class _Voice(Statement):
-    DOMAIN = "replica/1/voice"
+    DOMAIN = "replica/2/voice"
     voice_id: UUID
     tenant: str
     name: str
@@ -48,6 +48,7 @@ class _Voice(Statement):
     key_version: int
     created_at: datetime
     row_version: int
+    terms: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ class BandAnswer(Shape):
 
 class TokenAnswer(Shape):
     access_token: str
-    token_type: Literal["DPoP"] = "DPoP"  # noqa: S105 — the scheme's name
+    token_type: Literal["DPoP", "Bearer"]
     expires_in: int
     authorization_details: list[dict[str, object]]
 

@@ -21,7 +21,7 @@ from service.edge.tls import client_certificate
 from service.problems import certificate_required, problem
 
 CERTIFICATE_HEADER = "x-glottis-client-cert"
-_PASSED_IN = ("authorization", "dpop", "content-type")
+_PASSED_IN = ("authorization", "xi-api-key", "dpop", "content-type")
 _PASSED_OUT = (
     "content-type",
     "cache-control",

@@ -32,11 +32,14 @@ from synth.errors import SynthError
 from voiceprints.errors import VoiceprintError
 
 CERTIFICATE_HEADER = "x-glottis-client-cert"
+_KEY_HEADER = "xi-api-key"
+"""Where ElevenLabs' clients put what they call a key: here, a token of type Bearer."""
 INTENT_HEADER = "X-Glottis-Intent"
 SKIPPED_HEADER = "X-Glottis-Skipped"
 THREADS = 96
 """Requests in hand at once: each waits in a thread of its own for its turn at the engine."""
 
+_TOKEN_PATH = "/oauth/token"  # noqa: S105 — a path
 _LOOK_S = 0.25
 
 S = TypeVar("S", bound=Shape)
@@ -51,7 +54,7 @@ def create_app(vault: Vault, threads: Threads) -> Starlette:
         routes=[
             Route("/readyz", calls.readyz),
             Route("/.well-known/jwks.json", calls.jwks),
-            Route("/oauth/token", calls.token, methods=["POST"]),
+            Route(_TOKEN_PATH, calls.token, methods=["POST"]),
             Route("/v1/consents", calls.record_consent, methods=["POST"]),
             Route("/v1/voices", calls.enrol, methods=["POST"]),
             Route("/v1/voices", calls.voices, methods=["GET"]),
@@ -86,7 +89,7 @@ class _Calls:
         issued = await self._run(self._vault.issue, _credentials(request), form["grant_type"], form["authorization_details"])
         answer = {
             "access_token": issued.access_token,
-            "token_type": "DPoP",
+            "token_type": issued.token_type,
             "expires_in": issued.expires_in,
             "authorization_details": issued.authorization_details,
         }
@@ -136,17 +139,25 @@ class _Calls:
 
 def _credentials(request: Request) -> Credentials:
     """What the client signed, and the certificate that the edge says it holds. Several values of a header are refused."""
-    values = {name: request.headers.getlist(name) for name in ("authorization", "dpop", CERTIFICATE_HEADER)}
-    if any(len(found) > 1 for found in values.values()):
-        raise Refusal(
-            "invalid_request", "A credential header was sent more than once.", "Send each of Authorization and DPoP once."
-        )
+    values = {name: request.headers.getlist(name) for name in ("authorization", _KEY_HEADER, "dpop", CERTIFICATE_HEADER)}
+    if any(len(found) > 1 for found in values.values()) or (values["authorization"] and values[_KEY_HEADER]):
+        fix = "Send each of Authorization and DPoP once, and xi-api-key only in place of Authorization."
+        raise Refusal("invalid_request", "A credential header was sent more than once.", fix)
     scheme, _, token = (values["authorization"] or [""])[0].partition(" ")
+    if values[_KEY_HEADER]:
+        scheme, token = "bearer", values[_KEY_HEADER][0]
     try:
         certificate = base64.b64decode((values[CERTIFICATE_HEADER] or [""])[0], validate=True) or None
     except binascii.Error:
         certificate = None
-    return Credentials(request.method, request.url.path, scheme, token, (values["dpop"] or [""])[0], certificate)
+    proof = values["dpop"][0] if values["dpop"] else None
+    return Credentials(request.method, request.url.path, scheme, token, proof, certificate)
+
+
+def _ticket(request: Request) -> str:
+    """The ticket in the one Authorization header; one of another scheme is no ticket."""
+    scheme, _, ticket = ",".join(request.headers.getlist("authorization")).partition(" ")
+    return ticket if scheme.lower() == "ticket" else ""
 
 
 def _voice(request: Request) -> UUID:
@@ -201,12 +212,15 @@ async def _plain(_: Request, error: Exception) -> Response:
     return problem(code, "There is nothing at this path.", "See /openapi.json for every call.")
 
 
-async def _refused(_: Request, error: Exception) -> Response:
+async def _refused(request: Request, error: Exception) -> Response:
     known = refusal_of(error)
     assert known is not None
     answer = problem(known.code, str(known), known.fix, extra=known.extra)
     if isinstance(error, NonceRequired):
         answer.headers["DPoP-Nonce"] = error.nonce
+        if request.url.path == _TOKEN_PATH:
+            answer.status_code = 400  # RFC 9449 §8, where §9 has 401 for everything else
+            del answer.headers["WWW-Authenticate"]
     return answer
 
 

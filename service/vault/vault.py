@@ -44,13 +44,16 @@ _LOOK_S = 0.05
 
 @dataclass(frozen=True, repr=False)
 class Credentials:
-    """What came with a request: method and path as called, what the client signed, the certificate that the edge reports."""
+    """What came with a request: method and path as called, what the client signed, the certificate that the edge reports.
+
+    `proof` is None where there is no DPoP header.
+    """
 
     method: str
     path: str
     scheme: str
     token: str
-    proof: str
+    proof: str | None
     certificate: bytes | None
 
     def call(self, purpose: Purpose, **binding: Any) -> Call:

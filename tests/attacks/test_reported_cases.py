@@ -74,13 +74,16 @@ def test_both_bindings_must_hold_and_no_other_is_taken(scene):
     header, claims = parts(token)
     for cnf in (
         {"kid": "x"},
-        {"x5t#S256": claims["cnf"]["x5t#S256"]},
         {"jkt": claims["cnf"]["jkt"]},
         claims["cnf"] | {"jwk": {}},
         {},
     ):
         with pytest.raises(errors.TokenInvalid):
             house.verifier.verify(sealed(house, header, claims | {"cnf": cnf}))
+    alone = sealed(house, header, claims | {"cnf": {"x5t#S256": claims["cnf"]["x5t#S256"]}})
+    for changes, refusal in (({}, errors.SchemeInvalid), ({"scheme": "Bearer", "proof": None}, errors.ProofRequired)):
+        with pytest.raises(refusal):
+            house.gate.admit(house.call(device, alone, Purpose.SPEAK, voice, **changes))
     house.gate.admit(house.call(device, token, Purpose.SPEAK, voice))
 
 
