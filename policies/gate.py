@@ -171,8 +171,9 @@ class Gate:
         now = self._clock()
         if now >= token.expires_at:
             raise TokenExpired()
-        self._proofs.check_age(proof.issued_at)
-        question = Question(token.purpose, client, authority.voice, authority.consent, self._territory, now, left)
+        if proof is not None:
+            self._proofs.check_age(proof.issued_at)
+        question = Question(token.purpose, client, authority.voice, authority.consent, self._territory, now, left, token.bound)
         decided_by = self._engine.decide(question).require()
         intent = _intent("allowed", token, proof, {"policies": ",".join(decided_by)})
         intent_id = self._intents.append(transaction, intent, opening.rows, commit=True)
