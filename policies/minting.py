@@ -220,7 +220,8 @@ class Minting:
             self._proofs.check_age(proof.issued_at)
         authority, left = opening.authority()
         require_rows(wish.purpose, authority)
-        question = Question(wish.purpose, client, authority.voice, authority.consent, self._territory, self._clock(), left)
+        rows, now = (client, authority.voice, authority.consent), self._clock()
+        question = Question(wish.purpose, *rows, self._territory, now, left, _binding(proof))
         decided_by = self._engine.decide(question).require()
         entitlement = Entitlement(
             jti=self._mint.new_jti(),
