@@ -21,6 +21,15 @@ class Role(StrEnum):
     READER = "reader"
 
 
+BROWSER_ROLES = (Role.READER, Role.SPEAKER)
+"""The roles that a browser may be given: it enrols by ticket, and uploads nothing else."""
+
+
+def key_alone(jkt: str) -> str:
+    """What stands in the place of a certificate's x5t#S256 for a caller without one. No x5t#S256 has a colon."""
+    return f"jkt:{jkt}"
+
+
 class ClientState(StrEnum):
     """A revoked client stays revoked."""
 
@@ -44,7 +53,10 @@ class VoiceTerm(StrEnum):
 
 @dataclass(frozen=True)
 class Client:
-    """A registered caller. `cert_sha256` is the certificate's x5t#S256, `jkt` its DPoP key's RFC 7638 thumbprint."""
+    """A registered caller. `cert_sha256` is the certificate's x5t#S256, `jkt` its DPoP key's RFC 7638 thumbprint.
+
+    A browser has no certificate: `cert_sha256` is its `key_alone(jkt)`. `voice_id` is the one voice that the client may reach.
+    """
 
     client_id: str
     tenant: str
@@ -53,10 +65,19 @@ class Client:
     roles: tuple[str, ...]
     state: ClientState
     row_version: int
+    voice_id: UUID | None = None
 
     def fields(self) -> tuple[Field, ...]:
-        """What the row's MAC covers."""
-        return (self.client_id, self.tenant, self.cert_sha256, self.jkt, self.roles, self.state.value, self.row_version)
+        """What the row's MAC covers. A client that is not limited to a voice has the bytes that it had before one could be."""
+        return (
+            *(self.client_id, self.tenant, self.cert_sha256, self.jkt, self.roles, self.state.value, self.row_version),
+            *(() if self.voice_id is None else (self.voice_id,)),
+        )
+
+    @property
+    def browser(self) -> bool:
+        """Whether its key alone says who it is."""
+        return self.cert_sha256 == key_alone(self.jkt)
 
 
 @dataclass(frozen=True)

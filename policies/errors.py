@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 _AGAIN = "Fetch a fresh token and send the request at once: tokens live five seconds and work once."
+_TICKET = "Ask your backend for a new ticket (POST /v1/uploads): one lives minutes and works once."
 _OFFICER = "Ask the operator: `glottis clients list` shows what is registered."
 
 
@@ -149,6 +150,27 @@ class ConsentUnknown(PolicyError):
     fix = "Record the speaker's consent with POST /v1/consents."
 
 
+class TicketUnknown(PolicyError):
+    """There is no such ticket."""
+
+    code = "ticket_unknown"
+    fix = _TICKET
+
+
+class TicketExpired(PolicyError):
+    """The ticket's time is over."""
+
+    code = "ticket_expired"
+    fix = _TICKET
+
+
+class TicketUsed(PolicyError):
+    """The ticket was used before."""
+
+    code = "ticket_used"
+    fix = _TICKET
+
+
 class VoiceKeyChanged(PolicyError):
     """The voice's key changed after the token was issued."""
 
@@ -182,6 +204,13 @@ class PolicySetInvalid(PolicyError):
 
     code = "policy_set_invalid"
     fix = "Correct the policy that the detail names; nothing is decided without a valid set."
+
+
+class PolicySetTampered(PolicyError):
+    """The active set of policies is not what officers activated."""
+
+    code = "policy_set_tampered"
+    fix = "Somebody changed the database outside Glottis: restore it; `glottis policy list` says which activation does not hold."
 
 
 class AuthorizationDetailsInvalid(PolicyError):

@@ -27,6 +27,7 @@ from policies.authority import Authority, Client, ClientState, Voice, VoiceState
 from policies.consent import Consent, ConsentState
 from policies.errors import AuditUnavailable, AuthorityRowTampered, RowChanged
 from policies.grants import CLOCK_TOLERANCE_S, VerifiedProof, VerifiedToken
+from policies.one_time import BrowserInvitation, UploadTicket
 from policies.proofs import PROOF_AGE_S
 from policies.quotas import EVERYONE, Left, Limits, Quota, Scope, Used, left, windows
 from policies.tables import (
@@ -38,17 +39,20 @@ from policies.tables import (
     LIMITS,
     SPEND,
     authority_change,
+    browser_invitation,
     client,
     consent,
     quota,
+    upload_ticket,
     usage,
     used_proof,
     used_token,
     voice,
 )
 
-AuthorityRow = TypeVar("AuthorityRow", Client, Consent, Voice, Quota)
-Value = Client | Consent | Voice | Quota
+AuthorityRow = TypeVar("AuthorityRow", Client, Consent, Voice, Quota, UploadTicket, BrowserInvitation)
+OneTime = TypeVar("OneTime", UploadTicket, BrowserInvitation)
+Value = Client | Consent | Voice | Quota | UploadTicket | BrowserInvitation
 _NOTHING_LEFT = Left(0, 0, 0, 0)
 _FORGOTTEN = 2**31 - 1
 """The row version of a row that is not to come back."""
@@ -115,6 +119,8 @@ class Opening:
     fresh_token: bool
     fresh_proof: bool
     rows: Sequence[Rows]
+    policies: int = 0
+    """Which activation of a set of policies is the newest; 0 for none."""
 
 
 class PolicyStore:
@@ -143,17 +149,17 @@ class PolicyStore:
         if not authority:
             return Opening(None, lambda: (Authority(None, None, None), _NOTHING_LEFT), *fresh, rows)
         [row], voices, consents = authority, len(client.c), len(client.c) + len(voice.c)
-        newest = row[-3:]
+        *newest, policies = row[-4:]
         caller = self._read(row[:voices], Client, newest[0])
 
         def rest() -> tuple[Authority, Left]:
             found = Authority(
-                caller, self._read(row[voices:consents], Voice, newest[1]), self._read(row[consents:-3], Consent, newest[2])
+                caller, self._read(row[voices:consents], Voice, newest[1]), self._read(row[consents:-4], Consent, newest[2])
             )
             names = {Scope.CLIENT: (EVERYONE, row[0]), Scope.VOICE: (EVERYONE, str(request.voice))}
             return found, self._left(limits, used, names)
 
-        return Opening(caller, rest, *fresh, rows)
+        return Opening(caller, rest, *fresh, rows, policies)
 
     def _left(self, limits: Rows, used: Rows, names: Mapping[Scope, tuple[str, str]]) -> Left:
         """What is left. Raises AuditUnavailable where the database counted nothing, AuthorityRowTampered."""
@@ -259,12 +265,24 @@ class PolicyStore:
         """Use the proof up; False if it was used before."""
         return transaction.execute(CONSUME_PROOF, _proof_guard(proof)).first() is not None
 
+    def one_time(self, transaction: Transaction, kind: type[OneTime], digest: str) -> OneTime | None:
+        """What the one-time secret with this SHA-256 is good for. Raises AuthorityRowTampered."""
+        table = _KINDS[kind][0]
+        row = transaction.execute(select(table).where(table.c.secret_sha256 == digest)).one_or_none()
+        return None if row is None else self._read(row, kind)
+
+    def use_up(self, transaction: Transaction, value: OneTime) -> bool:
+        """Use a one-time secret up, for ever; False if it was used before."""
+        return _new(transaction, authority_change, _used_row(value))
+
+    def used(self, transaction: Transaction, value: OneTime) -> bool:
+        """Whether a one-time secret was used."""
+        return transaction.scalar(select(authority_change.c.row_version).filter_by(**_used_row(value))) is not None
+
     def purge(self, transaction: Transaction, now: float) -> int:
-        """Forget used tokens and proofs that no clock would accept any more; returns how many."""
-        before = _time(now - RETENTION_S)
-        return sum(
-            transaction.execute(delete(table).where(table.c.expires_at < before)).rowcount for table in (used_token, used_proof)
-        )
+        """Forget used tokens and proofs, and one-time secrets, that no clock would accept any more; returns how many."""
+        before, guards = _time(now - RETENTION_S), (used_token, used_proof, upload_ticket, browser_invitation)
+        return sum(transaction.execute(delete(table).where(table.c.expires_at < before)).rowcount for table in guards)
 
     def _read(self, row: Sequence[Any], kind: type[AuthorityRow], newest: int | None = None) -> AuthorityRow | None:
         """The value in these columns, in the table's order; None where an outer join found no row.
@@ -311,6 +329,8 @@ _KINDS: dict[type, tuple[Table, tuple[str, ...], dict[str, type[StrEnum]]]] = {
     Consent: (consent, ("consent_id",), {"state": ConsentState}),
     Voice: (voice, ("voice_id",), {"state": VoiceState}),
     Quota: (quota, ("scope", "name"), {"scope": Scope}),
+    UploadTicket: (upload_ticket, ("secret_sha256",), {}),
+    BrowserInvitation: (browser_invitation, ("secret_sha256",), {}),
 }
 
 
@@ -321,6 +341,11 @@ def _list_change(transaction: Transaction, table: Table, key: list[str], row_ver
         select(authority_change.c.row_version).filter_by(**listed)
     ):
         raise RowChanged(f"{table.name}: the database did not keep its change")
+
+
+def _used_row(value: UploadTicket | BrowserInvitation) -> dict[str, Any]:
+    """The list's entry that says that a one-time secret was used: its row is never written again, so this is no version of it."""
+    return {"kind": _KINDS[type(value)][0].name, "key": value.secret_sha256, "row_version": _FORGOTTEN}
 
 
 def _new(transaction: Transaction, table: Table, row: dict[str, Any]) -> bool:

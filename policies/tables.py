@@ -46,6 +46,7 @@ client = Table(
     Column("roles", ARRAY(Text), nullable=False),
     Column("state", Text, nullable=False),
     *_row_guard(),
+    Column("voice_id", Uuid),
 )
 consent = Table(
     "consent",
@@ -90,6 +91,28 @@ used_proof = Table(
     Column("jti", Text, primary_key=True),
     Column("expires_at", DateTime(timezone=True), nullable=False, index=True),
 )
+upload_ticket = Table(
+    "upload_ticket",
+    metadata,
+    Column("secret_sha256", Text, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("client_id", Text, nullable=False),
+    Column("consent_id", Uuid, nullable=False),
+    Column("max_bytes", Integer, nullable=False),
+    Column("expires_at", DateTime(timezone=True), nullable=False, index=True),
+    *_row_guard(),
+)
+browser_invitation = Table(
+    "browser_invitation",
+    metadata,
+    Column("secret_sha256", Text, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("client_id", Text, nullable=False),
+    Column("roles", ARRAY(Text), nullable=False),
+    Column("voice_id", Uuid),
+    Column("expires_at", DateTime(timezone=True), nullable=False, index=True),
+    *_row_guard(),
+)
 quota = Table(
     "quota",
     metadata,
@@ -130,17 +153,26 @@ def _newest(table: Table, key: ColumnElement[Any]) -> ScalarSelect[int]:
     return select(func.max(authority_change.c.row_version)).where(listed).scalar_subquery()
 
 
+ACTIVATION, ACTIVE = "policy_activation", "active"
+"""How the newest activation of a set of policies stands in the list that only grows."""
+_activation = (
+    select(func.coalesce(func.max(authority_change.c.row_version), 0))
+    .where(authority_change.c.kind == ACTIVATION, authority_change.c.key == ACTIVE)
+    .scalar_subquery()
+)
 AUTHORITY = (
     select(
         *(client, voice, consent),
         *(_newest(client, client.c.client_id), _newest(voice, voice.c.voice_id), _newest(consent, consent.c.consent_id)),
+        _activation,
     )
     .select_from(client)
     .outerjoin(voice, voice.c.voice_id == bindparam("voice_id"))
     .outerjoin(consent, consent.c.consent_id == func.coalesce(voice.c.consent_id, bindparam("consent_id", type_=Uuid)))
     .where(client.c.cert_sha256 == bindparam("x5t_s256"))
 )
-"""The client with this certificate, the voice, the voice's consent or else the one named, and each row's newest version."""
+"""The client with this certificate, the voice, the voice's consent or else the one named, and each row's newest version; then
+which set of policies is active."""
 _CONSUME_TOKEN = (
     insert(used_token)
     .values(iss=bindparam("iss"), jti=bindparam("token_jti"), expires_at=bindparam("token_expires_at"))

@@ -99,8 +99,12 @@ class VoiceClient:
 
     def enrol(self, name: str, recordings: Sequence[bytes], consent: str | UUID) -> dict[str, Any]:
         """Enrol a speaker from recordings (any common audio format); returns the voice with its `id`."""
-        files = [("audio", (f"recording-{i}", data, "application/octet-stream")) for i, data in enumerate(recordings)]
+        files = _files(recordings)
         return self._json("POST", "/v1/voices", self.token("enrol", consent=consent), data={"name": name}, files=files)
+
+    def ticket(self, consent: str | UUID, **terms: int) -> dict[str, Any]:
+        """An upload `ticket` for an app without a certificate, for one enrolment; terms: `max_bytes`, `expires_in` (seconds)."""
+        return self._json("POST", "/v1/uploads", self.token("enrol", consent=consent), json=terms)
 
     def voice(self, voice: str | UUID) -> dict[str, Any]:
         """Name and state of a voice."""
@@ -177,6 +181,18 @@ class VoiceClient:
     def _json(self, method: str, path: str, token: str, **options: Any) -> dict[str, Any]:
         found: dict[str, Any] = self.call(method, path, token, **options).json()
         return found
+
+
+def enrol_by_ticket(http: httpx.Client, ticket: str, name: str, recordings: Sequence[bytes]) -> dict[str, Any]:
+    """What an app does with its backend's ticket, over any connection to the server. Raises Refused."""
+    headers = {"Authorization": f"Ticket {ticket}"}
+    answer = http.post("/v1/enrolments", headers=headers, data={"name": name}, files=_files(recordings))
+    voice: dict[str, Any] = _checked(answer).json()
+    return voice
+
+
+def _files(recordings: Sequence[bytes]) -> list[tuple[str, tuple[str, bytes, str]]]:
+    return [("audio", (f"recording-{i}", data, "application/octet-stream")) for i, data in enumerate(recordings)]
 
 
 def _checked(answer: httpx.Response) -> httpx.Response:

@@ -14,7 +14,8 @@ from starlette.responses import JSONResponse
 _BY_STATUS: Mapping[int, str] = {
     400: "invalid_request unsupported_grant_type invalid_authorization_details consent_invalid",
     401: "certificate_required client_unknown token_malformed token_invalid token_expired token_replayed proof_invalid"
-    " use_dpop_nonce proof_replayed proof_required ticket_unknown ticket_expired ticket_used scheme_invalid binding_mismatch purpose_mismatch voice_mismatch text_mismatch voice_key_changed"
+    " use_dpop_nonce proof_replayed proof_required ticket_unknown ticket_expired ticket_used"
+    " scheme_invalid binding_mismatch purpose_mismatch voice_mismatch text_mismatch voice_key_changed"
     " grant_mismatch",
     403: "denied client_inactive voice_suspended consent_withdrawn consent_expired consent_purpose consent_territory"
     " key_state_forbids key_compromised key_destroyed",
@@ -30,7 +31,7 @@ _BY_STATUS: Mapping[int, str] = {
     # Broken trust or our own fault: refused, and somebody should look.
     500: "internal_error record_tampered authority_row_tampered seal_broken unwrap_rejected hsm_promise_broken audit_tampered"
     " audit_diverged audit_error audit_record_invalid audit_completion_refused conditioning_refused synthesis_failed model_refused"
-    " key_vault_error voiceprint_error policy_set_invalid onnxruntime_conflict ceremony_refused",
+    " key_vault_error voiceprint_error policy_set_invalid policy_set_tampered onnxruntime_conflict ceremony_refused",
     503: "busy vault_unavailable audit_unavailable hsm_unavailable pin_rejected locked_memory_exhausted voiceprints_unavailable"
     " pkcs11_module_refused"
     " decoder_unavailable audit_signing_failed audit_log_occupied"
@@ -75,7 +76,7 @@ def problem(code: str, message: str, fix: str, *, extra: Mapping[str, object] | 
         # SDKs retry some refusals by themselves; a single-use token would come back as a replay.
         headers["x-should-retry"] = "false"
     if status == 401:
-        headers["WWW-Authenticate"] = f'DPoP error="{_oauth_error(code)}", algs="ES256"'
+        headers["WWW-Authenticate"] = _challenge(code)
     return JSONResponse({"error": error}, status_code=status, headers=headers)
 
 
@@ -83,6 +84,12 @@ def certificate_required() -> JSONResponse:
     """For a connection without a client certificate: readable, where a failed handshake would not be."""
     fix = "Connect with the certificate that was issued to this client (mutual TLS)."
     return problem("certificate_required", "This call needs a client certificate.", fix)
+
+
+def _challenge(code: str) -> str:
+    if code.startswith("ticket_"):
+        return 'Ticket error="invalid_token"'
+    return f'DPoP error="{_oauth_error(code)}", algs="ES256"'
 
 
 def _oauth_error(code: str) -> str:

@@ -13,6 +13,7 @@ MAX_JSON_BYTES = 64 * 1024
 MAX_FORM_BYTES = 16 * 1024
 MAX_UPLOAD_BYTES = 32 * 1024 * 1024
 MAX_RECORDINGS = 10
+MAX_TICKET_S = 600
 
 _SHOWN = r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+$"
 """No controls, no line separators, none of the marks that turn the direction of text: a name must not rewrite what it stands in."""
@@ -91,6 +92,21 @@ class VoiceAnswer(Shape):
     key_version: int
     created_at: datetime | None = None
     quality: dict[str, float] | None = None
+
+
+class UploadRequest(Shape):
+    """What a ticket is to be good for: a body of so many bytes, within so many seconds."""
+
+    max_bytes: Annotated[int, Field(ge=1, le=MAX_UPLOAD_BYTES)] = MAX_UPLOAD_BYTES
+    expires_in: Annotated[int, Field(ge=1, le=MAX_TICKET_S)] = MAX_TICKET_S
+
+
+class UploadAnswer(Shape):
+    """The ticket, which is shown once: hand it to the app, and keep it nowhere."""
+
+    ticket: str
+    expires_at: datetime
+    max_bytes: int
 
 
 class ErasureAnswer(Shape):

@@ -31,6 +31,7 @@ from policies.nonces import Nonces
 from policies.proofs import ProofVerifier
 from policies.registry import Registry
 from policies.store import PolicyStore, durable
+from policies.tickets import Tickets
 from policies.tokens import TokenMint, TokenVerifier, jwks
 from service.key_events import KeyEventRecorder
 from service.masters import connect, serving_token
@@ -110,6 +111,16 @@ def _vault(settings: Settings, database: Database, hsm: SiteHsm) -> Vault:
         database=database,
         gate=gate,
         minting=minting,
+        tickets=Tickets(
+            database=database,
+            engine=policies,
+            store=store,
+            intents=audit,
+            refusals=refusals,
+            territory=settings.territory,
+            random=hsm.random,
+            clock=clock,
+        ),
         registry=registry,
         store=store,
         intents=audit,

@@ -51,6 +51,36 @@ def upgrade() -> None:
         sa.CheckConstraint(f"octet_length(mac) = {MAC_BYTES}", name="mac"),
     )
     op.create_index("ix_browser_invitation_expires_at", "browser_invitation", ["expires_at"])
+    # Which set of policies officers activated; the function is of the foundation.
+    op.create_table(
+        "policy_activation",
+        sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
+        *(_column(name, sa.LargeBinary) for name in ("policies", "before_sha256", "operation")),
+        _column("approvals", sa.ARRAY(sa.LargeBinary)),
+        _column("roster", sa.LargeBinary),
+        _column("activated_at", sa.DateTime(timezone=True)),
+        _column("mac", sa.LargeBinary),
+        sa.CheckConstraint("version >= 1", name="version"),
+        sa.CheckConstraint(f"octet_length(mac) = {MAC_BYTES}", name="mac"),
+    )
+    row, whole = "BEFORE UPDATE OR DELETE", "BEFORE TRUNCATE"
+    op.execute(f"CREATE TRIGGER append_only {row} ON policy_activation FOR EACH ROW EXECUTE FUNCTION append_only()")
+    op.execute(f"CREATE TRIGGER append_only_whole {whole} ON policy_activation FOR EACH STATEMENT EXECUTE FUNCTION append_only()")
+
+    # Versions of the signing keys, and the times at which each begins and ends.
+    op.create_table(
+        "signing_key",
+        sa.Column("name", sa.Text, primary_key=True),
+        sa.Column("version", sa.Integer, primary_key=True),
+        _column("public_key", sa.LargeBinary),
+        _column("made_at", sa.DateTime(timezone=True)),
+        _column("signs_at", sa.DateTime(timezone=True)),
+        sa.Column("retires_at", sa.DateTime(timezone=True)),
+        sa.Column("destroyed_at", sa.DateTime(timezone=True)),
+        _column("row_version", sa.Integer),
+        _column("mac", sa.LargeBinary),
+        sa.CheckConstraint(f"octet_length(mac) = {MAC_BYTES}", name="mac"),
+    )
 
 
 def downgrade() -> None:

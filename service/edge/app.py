@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from service.edge.limits import BodyCap
 from service.edge.relay import Relay
-from service.edge.routes import speech, system, tokens, voices
+from service.edge.routes import speech, system, tickets, tokens, voices
 from service.problems import problem, unexpected
 
 DESCRIPTION = """Voiceprints under hardware keys, and speech that proves it may.
@@ -43,7 +43,7 @@ def create_app(sockets: Sequence[Path]) -> FastAPI:
 
     app = FastAPI(title="Glottis", version="0.1.0", description=DESCRIPTION, docs_url=None, redoc_url=None, lifespan=lifespan)
     app.add_middleware(BodyCap)
-    for routes in (system, tokens, voices, speech):
+    for routes in (system, tokens, tickets, voices, speech):
         app.include_router(routes.router)
     app.add_exception_handler(RequestValidationError, _malformed)
     app.add_exception_handler(HTTPException, _plain)

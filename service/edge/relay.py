@@ -77,6 +77,10 @@ class Relay:
         if certificate is None:
             return certificate_required()
         headers.append((CERTIFICATE_HEADER, base64.b64encode(certificate).decode()))
+        return await self.carry(request, headers, body)
+
+    async def carry(self, request: Request, headers: list[tuple[str, str]], body: Body = b"") -> Response:
+        """The vault's answer to this request with these headers alone."""
         sending = self.send(request.method, request.url.path, headers, body)
         return await (_while_connected(request, sending) if isinstance(body, bytes) else sending)
 

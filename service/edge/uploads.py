@@ -30,13 +30,14 @@ class _InMemory(MultiPartParser):
     spool_max_size = MAX_UPLOAD_BYTES + 1
 
 
-async def framed(request: Request) -> AsyncIterator[bytes]:
-    """The upload as a frame. It starts when the first byte is asked for, so the headers are already at the vault."""
+async def framed(request: Request, limit: int = MAX_UPLOAD_BYTES) -> AsyncIterator[bytes]:
+    """The upload as a frame, of a body of at most `limit` bytes. It starts when the first byte is asked for, so the headers are
+    already at the vault."""
     frame: frames.Upload | frames.Refused
     # Few uploads in memory at a time, however many come: each may be MAX_UPLOAD_BYTES and MAX_SECONDS of samples.
     async with request.app.state.uploads:
         try:
-            frame = await _upload(request)
+            frame = await _upload(request, limit)
         except UploadRefused as refusal:
             frame = refusal.refusal
         except VoiceprintError as error:
@@ -45,8 +46,8 @@ async def framed(request: Request) -> AsyncIterator[bytes]:
             yield chunk
 
 
-async def _upload(request: Request) -> frames.Upload:
-    form = await _form(request)
+async def _upload(request: Request, limit: int) -> frames.Upload:
+    form = await _form(request, limit)
     fields = {k: v for k, v in form.items() if isinstance(v, str)}
     files = [v for _, v in form.multi_items() if isinstance(v, UploadFile)]
     if not files:
@@ -64,12 +65,12 @@ async def _upload(request: Request) -> frames.Upload:
     return frames.Upload(fields, recordings)
 
 
-async def _form(request: Request) -> FormData:
+async def _form(request: Request, limit: int) -> FormData:
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         raise UploadRefused(
             "invalid_request", "The body is not a multipart form.", "Send multipart/form-data with the field `audio`."
         )
-    parser = _InMemory(request.headers, _capped(request), max_files=MAX_RECORDINGS, max_fields=10, max_part_size=4096)
+    parser = _InMemory(request.headers, _capped(request, limit), max_files=MAX_RECORDINGS, max_fields=10, max_part_size=4096)
     try:
         return await parser.parse()
     except (MultiPartException, LookupError, ValueError) as error:
@@ -80,12 +81,10 @@ async def _form(request: Request) -> FormData:
         ) from error
 
 
-async def _capped(request: Request) -> AsyncGenerator[bytes, None]:
+async def _capped(request: Request, limit: int) -> AsyncGenerator[bytes, None]:
     total = 0
     async for chunk in request.stream():
         total += len(chunk)
-        if total > MAX_UPLOAD_BYTES:
-            raise UploadRefused(
-                "too_large", "The upload is too large.", f"Send at most {MAX_UPLOAD_BYTES // 2**20} MiB in one request."
-            )
+        if total > limit:
+            raise UploadRefused("too_large", "The upload is too large.", f"Send at most {limit} bytes in one request.")
         yield chunk

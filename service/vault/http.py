@@ -25,7 +25,7 @@ from policies.errors import NonceRequired, PolicyError
 from service import frames
 from service.problems import problem, unexpected
 from service.refusals import Refusal, refusal_of
-from service.shapes import MAX_FORM_BYTES, MAX_JSON_BYTES, ConsentRequest, Shape, SpeechRequest
+from service.shapes import MAX_FORM_BYTES, MAX_JSON_BYTES, ConsentRequest, Shape, SpeechRequest, UploadRequest
 from service.vault.threads import Threads
 from service.vault.vault import Credentials, Listener, Vault
 from synth.errors import SynthError
@@ -35,6 +35,8 @@ CERTIFICATE_HEADER = "x-glottis-client-cert"
 _KEY_HEADER = "xi-api-key"
 """Where ElevenLabs' clients put what they call a key: here, a token of type Bearer."""
 INTENT_HEADER = "X-Glottis-Intent"
+JWKS_AGE_S = 300
+"""How long a copy of the published keys may be used: far below the overlap in which a next key is published before it signs."""
 SKIPPED_HEADER = "X-Glottis-Skipped"
 THREADS = 96
 """Requests in hand at once: each waits in a thread of its own for its turn at the engine."""
@@ -56,6 +58,9 @@ def create_app(vault: Vault, threads: Threads) -> Starlette:
             Route("/.well-known/jwks.json", calls.jwks),
             Route(_TOKEN_PATH, calls.token, methods=["POST"]),
             Route("/v1/consents", calls.record_consent, methods=["POST"]),
+            Route("/v1/uploads", calls.issue_ticket, methods=["POST"]),
+            Route("/v1/enrolments", calls.ticket_limit, methods=["GET"]),
+            Route("/v1/enrolments", calls.enrol_by_ticket, methods=["POST"]),
             Route("/v1/voices", calls.enrol, methods=["POST"]),
             Route("/v1/voices", calls.voices, methods=["GET"]),
             Route("/v1/voices/{voice:uuid}", calls.voice, methods=["GET"]),
@@ -82,7 +87,7 @@ class _Calls:
         return JSONResponse({"status": "unready", "broken": broken} if broken else {"status": "ready"}, 503 if broken else 200)
 
     async def jwks(self, _: Request) -> Response:
-        return JSONResponse(self._vault.jwks(), headers={"Cache-Control": "max-age=300"})
+        return JSONResponse(await self._run(self._vault.jwks), headers={"Cache-Control": f"public, max-age={JWKS_AGE_S}"})
 
     async def token(self, request: Request) -> Response:
         form = _form(await _body(request, MAX_FORM_BYTES))
@@ -102,6 +107,20 @@ class _Calls:
 
     async def enrol(self, request: Request) -> Response:
         admitted = await self._run(self._vault.admit_enrolment, _credentials(request))
+        done = await self._run(self._vault.enrol, admitted, await _frame(request))
+        return JSONResponse(done.answer, 201, headers={INTENT_HEADER: str(done.intent_id)})
+
+    async def issue_ticket(self, request: Request) -> Response:
+        body = _shaped(UploadRequest, await _body(request, MAX_JSON_BYTES))
+        done = await self._run(self._vault.issue_ticket, _credentials(request), body)
+        return JSONResponse(done.answer, 201, headers={INTENT_HEADER: str(done.intent_id), "Cache-Control": "no-store"})
+
+    async def ticket_limit(self, request: Request) -> Response:
+        """For the edge alone: what it needs to know before it reads a byte of an upload from a caller without a certificate."""
+        return JSONResponse({"max_bytes": await self._run(self._vault.ticket_limit, _ticket(request))})
+
+    async def enrol_by_ticket(self, request: Request) -> Response:
+        admitted = await self._run(self._vault.admit_upload, _ticket(request))
         done = await self._run(self._vault.enrol, admitted, await _frame(request))
         return JSONResponse(done.answer, 201, headers={INTENT_HEADER: str(done.intent_id)})
 

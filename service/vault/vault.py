@@ -23,9 +23,10 @@ from policies.intents import Intents
 from policies.minting import IssuedToken, Minting, TokenRequest
 from policies.registry import Registry
 from policies.store import PolicyStore, durable
+from policies.tickets import Tickets
 from service import frames
 from service.refusals import Refusal, refusal_of
-from service.shapes import ConsentRequest, SpeechRequest, name_of
+from service.shapes import ConsentRequest, SpeechRequest, UploadRequest, name_of
 from service.vault.agreement import Agreement
 from service.vault.readiness import Readiness
 from synth.audio import pcm16, wav
@@ -116,6 +117,7 @@ class Vault:
     database: Database
     gate: Gate
     minting: Minting
+    tickets: Tickets
     registry: Registry
     store: PolicyStore
     intents: Intents
@@ -172,6 +174,24 @@ class Vault:
         """The gate for an enrolment, before its recordings arrive."""
         self.agreement.require_fresh()
         return self.gate.admit(credentials.call(Purpose.ENROL))
+
+    def issue_ticket(self, credentials: Credentials, body: UploadRequest) -> Done:
+        """A ticket with which an app without a certificate enrols one speaker under the consent that the token names."""
+        grant = self.gate.admit(credentials.call(Purpose.ENROL))
+        with self._completing(grant, "ticket_issued"), durable(self.database, grant.token.tenant) as transaction:
+            made = self.tickets.issue(transaction, grant, max_bytes=body.max_bytes, lifetime_s=body.expires_in)
+        answer = {"ticket": made.ticket, "expires_at": made.expires_at.isoformat(), "max_bytes": made.max_bytes}
+        return Done(grant.intent_id, answer)
+
+    def ticket_limit(self, ticket: str) -> int:
+        """How many bytes the upload of this ticket may have. Nothing is used up."""
+        self.agreement.require_fresh()
+        return self.tickets.look(ticket).max_bytes
+
+    def admit_upload(self, ticket: str) -> Grant:
+        """The gate for an enrolment by ticket, before its recordings arrive."""
+        self.agreement.require_fresh()
+        return self.tickets.redeem(ticket)
 
     def enrol(self, grant: Grant, frame: frames.Upload | frames.Refused | None) -> Done:
         """Measure, seal and register a voice, or leave nothing behind."""

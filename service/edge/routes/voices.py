@@ -20,12 +20,12 @@ def _voice_id(voice: UUID) -> UUID:
     return voice
 
 
-def _form(fields: dict[str, object], required: list[str]) -> dict[str, object]:
+def form(fields: dict[str, object], required: list[str]) -> dict[str, object]:
     schema = {"type": "object", "required": required, "properties": fields}
     return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
 
 
-_AUDIO: dict[str, object] = {"type": "array", "items": {"type": "string", "format": "binary"}}
+AUDIO: dict[str, object] = {"type": "array", "items": {"type": "string", "format": "binary"}}
 
 
 @router.post("/v1/consents", status_code=201, response_model=ConsentAnswer, responses=PROBLEMS)
@@ -40,7 +40,7 @@ async def record_consent(request: Request, body: ConsentRequest) -> Response:
     status_code=201,
     response_model=VoiceAnswer,
     responses=PROBLEMS,
-    openapi_extra=_form({"name": {"type": "string"}, "audio": _AUDIO}, ["name", "audio"]),
+    openapi_extra=form({"name": {"type": "string"}, "audio": AUDIO}, ["name", "audio"]),
 )
 async def enrol(request: Request) -> Response:
     """Enrol a speaker from one to ten recordings under the consent that the token names."""
@@ -74,7 +74,7 @@ async def erase(request: Request) -> Response:
     dependencies=[Depends(_voice_id)],
     response_model=BandAnswer,
     responses=PROBLEMS,
-    openapi_extra=_form({"audio": _AUDIO}, ["audio"]),
+    openapi_extra=form({"audio": AUDIO}, ["audio"]),
 )
 async def verify(request: Request) -> Response:
     """Is this recording the voice's speaker? Answers with a band."""
