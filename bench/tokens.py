@@ -35,6 +35,7 @@ from keyvault.database import Database
 from keyvault.hsm import Hsm, KeyName
 from keyvault.keys import VoiceKeys
 from keyvault.records import RecordMac
+from keyvault.signing.serving import SigningKeys
 from keyvault.store import KeyStore
 from policies.audit.store import AuditStore
 from policies.authority import Role
@@ -73,11 +74,12 @@ class Site:
         self.store = PolicyStore(mac)
         self.keys = VoiceKeys(self.hsm, KeyStore(), KeyEventRecorder(self.audit), mac)
         self.registry = Registry(self.store, time.time)
-        self.mint = TokenMint(self.hsm, issuer, AUDIENCE, time.time)
+        signing = SigningKeys(self.hsm, self.database, KeyName.TOKEN_SIGNER, lambda: datetime.now(UTC))
+        self.mint = TokenMint(self.hsm, signing, issuer, AUDIENCE, time.time)
         proofs, engine, refusals = ProofVerifier(issuer, time.time), PolicyEngine.shipped(), RefusalCounts(time.time)
         self.gate = Gate(
             database=self.database,
-            verifier=TokenVerifier([self.hsm.public_key(KeyName.TOKEN_SIGNER)], issuer, AUDIENCE, time.time),
+            verifier=TokenVerifier(signing, issuer, AUDIENCE, time.time),
             proofs=proofs,
             engine=engine,
             store=self.store,

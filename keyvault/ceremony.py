@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from keyvault.errors import CallFailed, CeremonyRefused, PinRejected
 from keyvault.hsm import KeyName, RingMaster
-from keyvault.pkcs11_hsm import public_key
 from keyvault.pkcs11_names import Attribute, Mechanism, Role
+from keyvault.pkcs11_signers import public_key
 from keyvault.pkcs11_start import Module, TokenConfig, TokenSession
 from keyvault.templates import KEYS, MASTER_BY_USER, master_by_officer
 

@@ -99,6 +99,27 @@ class KeyDestroyed(KeyStateForbids):
     fix = "Nothing opens what it wrapped: that is what it was destroyed for."
 
 
+class SignerRotating(KeyVaultError):
+    """The next version of this signing key is published and does not sign yet."""
+
+    code = "signer_rotating"
+    fix = "`glottis keys signer list` shows when it begins to sign; give the command again after that."
+
+
+class SignerInUse(KeyVaultError):
+    """Signatures of this key are still accepted."""
+
+    code = "signer_in_use"
+    fix = "Rotate first; then wait until the version that follows it has signed for the least overlap."
+
+
+class OverlapTooShort(KeyVaultError):
+    """Two versions of a signing key need a longer overlap."""
+
+    code = "overlap_too_short"
+    fix = "Name a longer overlap: what was signed under the old version has to end, and every worker has to hear of the new one."
+
+
 class UnwrapRejected(KeyVaultError):
     """The token refused to unwrap this key."""
 

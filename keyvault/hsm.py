@@ -34,6 +34,15 @@ class KeyName(StrEnum):
     CERTIFICATE_AUTHORITY = "certificate-authority"  # P-256, officer token
 
 
+ROTATING = (KeyName.TOKEN_SIGNER, KeyName.PROVENANCE_SIGNER)
+"""Signing keys of the serving token that have versions. The first one's label is the name alone, as tokens hold it from before."""
+
+
+def signer_label(key: KeyName, version: int) -> str:
+    """The label of one version of a signing key inside the token."""
+    return key.value if version == 1 else f"{key.value}/{version}"
+
+
 @dataclass(frozen=True, order=True)
 class RingMaster:
     """A master key (KEK) version of a ring. Version numbers start at 1 and are never used again."""
@@ -105,11 +114,14 @@ class Hsm(Protocol):
     def mac_many(self, key: KeyName, data: Sequence[bytes]) -> list[bytes]:
         """`mac` of each, in order, without giving the session back between them."""
 
-    def sign(self, key: KeyName, data: bytes) -> bytes:
-        """P-256 keys: ECDSA over SHA-256, low-S, raw r||s (64 bytes). Ed25519 keys: RFC 8032 (64 bytes)."""
+    def sign(self, key: KeyName, data: bytes, version: int = 1) -> bytes:
+        """P-256 keys: ECDSA over SHA-256, low-S, raw r||s (64 bytes). Ed25519 keys: RFC 8032 (64 bytes).
 
-    def public_key(self, key: KeyName) -> bytes:
-        """SubjectPublicKeyInfo, DER."""
+        Raises KeyNotFound for a version that the token does not hold.
+        """
+
+    def public_key(self, key: KeyName, version: int = 1) -> bytes:
+        """SubjectPublicKeyInfo, DER, as it stands in the token now. Raises KeyNotFound."""
 
     def seal(self, key: KeyName, plaintext: bytes, aad: bytes) -> bytes:
         """AES-256-GCM under a key that stays in the token (AUDIT_DETAIL): nonce(12) | ciphertext | tag(16)."""
@@ -166,6 +178,15 @@ class SiteHsm(Hsm, Protocol):
 
     def replace_anchors(self, anchor: bytes) -> None:
         """Write a new anchor object, then destroy the others: a crash between leaves both, and the highest counts."""
+
+    def signer_versions(self, key: KeyName) -> tuple[int, ...]:
+        """Which versions of a signing key have any object in the token now, in order."""
+
+    def make_signer(self, key: KeyName, version: int) -> bytes:
+        """Generate one more version of a key of ROTATING in the token; its public half. Raises CeremonyRefused if it is there."""
+
+    def destroy_signer(self, key: KeyName, version: int) -> None:
+        """Destroy both halves, and look again in a new session that nothing is left. Idempotent. Raises HsmUnavailable if not."""
 
     def destroy_master(self, master: RingMaster) -> None:
         """Destroy every object of this master, clones too, and look again in a new session that none is left.

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from keyvault import pkcs11_objects, quirks
+from keyvault import pkcs11_objects, pkcs11_signers, quirks
 from keyvault.breaker import Breaker
 from keyvault.errors import KeyGone, KeyNotFound, SealBroken, UnwrapRejected
-from keyvault.hsm import Canary, KeyName, NewDek, OpenDek, RingMaster
+from keyvault.hsm import Canary, KeyName, NewDek, OpenDek, RingMaster, signer_label
 from keyvault.hsm_listeners import UNHEARD, Listeners
 from keyvault.pkcs11_deks import (
     OPENING,
@@ -26,7 +26,7 @@ from keyvault.pkcs11_deks import (
     seal,
     unwrap,
 )
-from keyvault.pkcs11_names import Attribute, Mechanism, ObjectClass
+from keyvault.pkcs11_names import Mechanism, ObjectClass
 from keyvault.pkcs11_pool import Figures, SessionPool
 from keyvault.pkcs11_raw import GCM_NONCE, GCM_TAG, Template
 from keyvault.pkcs11_start import Module, TokenConfig, TokenSession, starting_alone
@@ -38,9 +38,6 @@ from keyvault.templates import CANARY, DEK_SEALING, KEYS, KeyPlan
 _PIECE = 100
 """Re-wraps in one operation on a session: far from what counts as a call that hangs."""
 
-# SubjectPublicKeyInfo up to the key itself: RFC 5480 (P-256, uncompressed point) and RFC 8410 (Ed25519).
-_SPKI_P256 = bytes.fromhex("3059301306072a8648ce3d020106082a8648ce3d030107034200")
-_SPKI_ED25519 = bytes.fromhex("302a300506032b6570032100")
 _P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 
 
@@ -153,10 +150,23 @@ class Pkcs11Hsm:
         pieces = (data[start : start + _PIECE] for start in range(0, len(data), _PIECE))
         return [mac for piece in pieces for mac in self._token.run(partial(make, piece=piece))]
 
-    def sign(self, key: KeyName, data: bytes) -> bytes:
+    def sign(self, key: KeyName, data: bytes, version: int = 1) -> bytes:
+        if version != 1:
+            return self._sign_later(key, hashlib.sha256(data).digest(), version)
         if KEYS[key].mechanism is Mechanism.ECDSA:
             return _low_s(self._sign(key, hashlib.sha256(data).digest(), Mechanism.ECDSA))
         return self._sign(key, data, Mechanism.EDDSA)
+
+    def _sign_later(self, key: KeyName, digest: bytes, version: int) -> bytes:
+        """By a version that may have come after the start, or may be gone: that is no loss of the token's."""
+        label = signer_label(key, version)
+        return _low_s(
+            self._token.run(
+                lambda session: session.calls.sign(
+                    session.handle, session.key(label, ObjectClass.PRIVATE_KEY), Mechanism.ECDSA, digest
+                )
+            )
+        )
 
     def _sign(self, name: KeyName, data: bytes, *mechanisms: Mechanism) -> bytes:
         plan = self._plan(name, *mechanisms)
@@ -164,9 +174,10 @@ class Pkcs11Hsm:
             lambda session: session.calls.sign(session.handle, _known(session, name.value, plan.kind), plan.mechanism, data)
         )
 
-    def public_key(self, key: KeyName) -> bytes:
-        self._plan(key, Mechanism.ECDSA, Mechanism.EDDSA)
-        return self._token.run(lambda session: public_key(session, key))
+    def public_key(self, key: KeyName, version: int = 1) -> bytes:
+        if version == 1:
+            self._plan(key, Mechanism.ECDSA, Mechanism.EDDSA)
+        return self._token.run(lambda session: pkcs11_signers.public_key(session, key, version))
 
     def seal(self, key: KeyName, plaintext: bytes, aad: bytes) -> bytes:
         self._plan(key, Mechanism.AES_GCM)
@@ -213,6 +224,18 @@ class Pkcs11Hsm:
 
     def replace_anchors(self, anchor: bytes) -> None:
         self._token.run(lambda session: pkcs11_objects.replace_anchors(session, anchor))
+
+    def signer_versions(self, key: KeyName) -> tuple[int, ...]:
+        return self._token.run(lambda session: pkcs11_signers.versions(session, key))
+
+    def make_signer(self, key: KeyName, version: int) -> bytes:
+        with self._token.new_session() as session:  # not tried twice: what a first try left would look like a key of that name
+            return pkcs11_signers.make(session, key, version)
+
+    def destroy_signer(self, key: KeyName, version: int) -> None:
+        self._token.run(lambda session: pkcs11_signers.destroy(session, key, version))
+        with self._token.new_session() as session:
+            pkcs11_signers.require_gone(session, key, version)
 
     def destroy_master(self, master: RingMaster) -> None:
         kept = tuple(served for served in self._found.masters if served != master)
@@ -270,13 +293,6 @@ class Pkcs11Hsm:
     def _require(self, master: RingMaster) -> None:
         if master not in self._found.masters:
             raise KeyNotFound(f"this token does not serve {master.label}")
-
-
-def public_key(session: TokenSession, name: KeyName) -> bytes:
-    """SubjectPublicKeyInfo (DER) of a signing key's public half. Raises KeyNotFound."""
-    key = session.key(name.value, ObjectClass.PUBLIC_KEY)
-    point = session.calls.read(session.handle, key, Attribute.EC_POINT)[2:]  # an OCTET STRING of under 128 bytes
-    return (_SPKI_ED25519 if KEYS[name].mechanism is Mechanism.EDDSA else _SPKI_P256) + point
 
 
 def _known(session: TokenSession, label: str, kind: ObjectClass = ObjectClass.SECRET_KEY, *, trusted: bool = False) -> int:

@@ -29,6 +29,7 @@ class Attribute(IntEnum):
     PUBLIC_EXPONENT = 0x122
     VALUE_LEN = 0x161
     EXTRACTABLE = 0x162
+    LOCAL = 0x163
     MODIFIABLE = 0x170
     COPYABLE = 0x171
     EC_PARAMS = 0x180

@@ -15,8 +15,9 @@ from keyvault.errors import CallFailed, MasterMissing, PromiseBroken
 from keyvault.hsm import RingMaster
 from keyvault.pkcs11_names import LOST_SESSION, Answer, Attribute, KeyType, Mechanism, ObjectClass
 from keyvault.pkcs11_raw import Template
+from keyvault.pkcs11_signers import audit_later_version
 from keyvault.pkcs11_start import TokenSession
-from keyvault.templates import AES_BYTES, ANCHOR_LABEL, DEK, DEK_OPENING, DEK_SEALING, KEYS
+from keyvault.templates import AES_BYTES, ANCHOR_LABEL, DEK, DEK_OPENING, DEK_SEALING, KEYS, versioned_signer
 
 TRUE, FALSE = b"\x01", b"\x00"
 _KEPT_INSIDE = ((Attribute.SENSITIVE, TRUE), (Attribute.EXTRACTABLE, FALSE), (Attribute.MODIFIABLE, FALSE))
@@ -76,15 +77,26 @@ def _audit_names(session: TokenSession, masters: frozenset[str]) -> frozenset[st
     names = {name.value for name in KEYS} | masters
     found: dict[str, list[int]] = {}
     for kind in (ObjectClass.SECRET_KEY, ObjectClass.PRIVATE_KEY):
-        ours = {label: keys for label, keys in _by_label(session, session.find({Attribute.CLASS: kind})).items() if label in names}
-        for label, keys in ours.items():
-            found.setdefault(label, []).extend(keys)
+        for label, keys in _by_label(session, session.find({Attribute.CLASS: kind})).items():
+            if label in names or (kind is ObjectClass.PRIVATE_KEY and versioned_signer(label)):
+                found.setdefault(label, []).extend(keys)
     _require_single(session, found)
     for label, (key, *_) in found.items():
         weak = [name.name for name, wanted in _KEPT_INSIDE if session.calls.read(session.handle, key, name) != wanted]
         if weak:
             raise PromiseBroken(f"{label} could leave the token or be changed: {', '.join(weak)}")
+    _audit_versions(session, found)
     return frozenset(found)
+
+
+def _audit_versions(session: TokenSession, found: Mapping[str, Sequence[int]]) -> None:
+    """Later versions of signing keys: which of them sign is for their rows to say; how each was made is looked at here."""
+    private = {label: list(keys) for label, keys in found.items() if versioned_signer(label)}
+    public = _by_label(session, session.find({Attribute.CLASS: ObjectClass.PUBLIC_KEY}))
+    for label, (key, *_) in private.items():
+        audit_later_version(session, label, ObjectClass.PRIVATE_KEY, key)
+        for half in public.get(label, []):
+            audit_later_version(session, label, ObjectClass.PUBLIC_KEY, half)
 
 
 def _audit_objects(session: TokenSession, names: AbstractSet[str]) -> None:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -20,8 +21,9 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurv
 from cryptography.hazmat.primitives.serialization import load_der_public_key
 from jwt.algorithms import ECAlgorithm
 
-from keyvault.hsm import Hsm, KeyName
+from keyvault.hsm import Hsm
 from keyvault.records import KeyRef
+from keyvault.signing.serving import SigningKeys
 from policies import jws
 from policies.errors import TokenExpired, TokenInvalid, TokenMalformed
 from policies.grants import CLOCK_TOLERANCE_S, Binding, Purpose, VerifiedToken
@@ -68,12 +70,13 @@ class Entitlement:
 class TokenMint:
     """Mints tokens. The signing key never leaves the HSM."""
 
-    def __init__(self, hsm: Hsm, issuer: str, audience: str, clock: Callable[[], float]) -> None:
+    def __init__(self, hsm: Hsm, keys: SigningKeys, issuer: str, audience: str, clock: Callable[[], float]) -> None:
         self._hsm = hsm
+        self._keys = keys
         self._issuer = issuer
         self._audience = audience
         self._clock = clock
-        self._kid = key_id(hsm.public_key(KeyName.TOKEN_SIGNER))
+        self._kid = lru_cache(maxsize=8)(key_id)
 
     def new_jti(self) -> str:
         """128 random bits from the HSM."""
@@ -90,17 +93,20 @@ class TokenMint:
             "exp": now + TOKEN_LIFETIME_S,
         }
         _check_members(claims, entitlement.purpose)
-        header = {"alg": "ES256", "typ": TOKEN_TYPE, "kid": self._kid}
+        signer = self._keys.signer()
+        header = {"alg": "ES256", "typ": TOKEN_TYPE, "kid": self._kid(signer.public_key)}
         signed = f"{_segment(header)}.{_segment(claims)}"
-        return f"{signed}.{jws.encode(self._hsm.sign(KeyName.TOKEN_SIGNER, signed.encode()))}"
+        return f"{signed}.{jws.encode(self._keys.sign(signer, signed.encode()))}"
 
 
 class TokenVerifier:
     """Verifies tokens against the public keys given, and no others: a token's header picks among them by `kid`."""
 
-    def __init__(self, public_keys: Sequence[bytes], issuer: str, audience: str, clock: Callable[[], float]) -> None:
-        """`public_keys`: SubjectPublicKeyInfo DER of P-256 keys, the current one and those that may still be in use."""
-        self._keys = {key_id(der): _p256(der) for der in public_keys}
+    def __init__(self, public_keys: Iterable[bytes], issuer: str, audience: str, clock: Callable[[], float]) -> None:
+        """`public_keys`: SubjectPublicKeyInfo DER of P-256 keys, the current one and those that may still be in use. They are
+        asked for anew with each token, so that a collection that changes is followed."""
+        self._public_keys = public_keys
+        self._loaded = lru_cache(maxsize=8)(lambda der: (key_id(der), _p256(der)))
         self._issuer = issuer
         self._audience = audience
         self._clock = clock
@@ -113,7 +119,7 @@ class TokenVerifier:
         except ValueError as problem:
             raise TokenMalformed(str(problem)) from None
         kid = message.header["kid"]
-        key = self._keys.get(kid) if isinstance(kid, str) else None
+        key = dict(map(self._loaded, self._public_keys)).get(kid) if isinstance(kid, str) else None
         if key is None:
             raise TokenInvalid("no such key")
         # High-S is the same signature spelled otherwise; our HSM door never writes it.
@@ -165,7 +171,7 @@ def key_id(public_key: bytes) -> str:
     return jwk_thumbprint(_ES256.to_jwk(_p256(public_key), as_dict=True))
 
 
-def jwks(public_keys: Sequence[bytes]) -> dict[str, list[dict[str, Any]]]:
+def jwks(public_keys: Iterable[bytes]) -> dict[str, list[dict[str, Any]]]:
     """The JWK set (RFC 7517 §5) of these P-256 keys, for /.well-known/jwks.json."""
     return {
         "keys": [

@@ -17,6 +17,7 @@ from keyvault.inbox import Inbox, InboxParts
 from keyvault.keys import VoiceKeys
 from keyvault.locked import LockedBuffer
 from keyvault.records import KeyRef, RecordMac, canonical
+from keyvault.signing.serving import SigningKeys
 from keyvault.store import KeyStore
 from keyvault.sync.roster import Roster, machine
 from keyvault.sync.signatures import verify_p256
@@ -78,13 +79,13 @@ def _vault(settings: Settings, database: Database, hsm: SiteHsm) -> Vault:
     store, audit = PolicyStore(mac), AuditStore(database, hsm)
     agreement = _agreement(settings, database, hsm, audit)
     keys = VoiceKeys(hsm, KeyStore(), KeyEventRecorder(audit), mac, receipts=not agreement.alone, site=settings.site)
-    signer = hsm.public_key(KeyName.TOKEN_SIGNER)
+    signing = SigningKeys(hsm, database, KeyName.TOKEN_SIGNER, lambda: datetime.now(UTC))
     issuer, clock = settings.public_base_url, time.time
     proofs, policies, refusals = ProofVerifier(issuer, clock, Nonces(mac, clock)), PolicyEngine.shipped(), RefusalCounts(clock)
     registry = Registry(store, clock)
     gate = Gate(
         database=database,
-        verifier=TokenVerifier([signer], issuer, AUDIENCE, clock),
+        verifier=TokenVerifier(signing, issuer, AUDIENCE, clock),
         proofs=proofs,
         engine=policies,
         store=store,
@@ -95,7 +96,7 @@ def _vault(settings: Settings, database: Database, hsm: SiteHsm) -> Vault:
     )
     minting = Minting(
         database=database,
-        mint=TokenMint(hsm, issuer, AUDIENCE, clock),
+        mint=TokenMint(hsm, signing, issuer, AUDIENCE, clock),
         proofs=proofs,
         engine=policies,
         store=store,
@@ -141,7 +142,7 @@ def _vault(settings: Settings, database: Database, hsm: SiteHsm) -> Vault:
         agreement=agreement,
         receipt_of=None if agreement.alone else lambda voice: _synced(database, keys, voice),
         ready=_readiness(database, hsm, store),
-        jwks=lambda: jwks([signer]),
+        jwks=lambda: jwks(signing),
     )
 
 

@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap, aes_key_wrap
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from keyvault.errors import HsmUnavailable, KeyNotFound, MasterMissing, PromiseBroken, SealBroken, UnwrapRejected
-from keyvault.hsm import Canary, KeyName, NewDek, OpenDek, RingMaster
+from keyvault.errors import CeremonyRefused, HsmUnavailable, KeyNotFound, MasterMissing, PromiseBroken, SealBroken, UnwrapRejected
+from keyvault.hsm import ROTATING, Canary, KeyName, NewDek, OpenDek, RingMaster
 from keyvault.locked import LockedBuffer
 
 _P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
@@ -37,9 +37,7 @@ class FakeHsm:
         self._serving = tuple(sorted(masters))
         self._anchors: tuple[bytes, ...] = ()
         self._secrets = {name: os.urandom(32) for name in (KeyName.RECORD_MAC, KeyName.AUDIT_PSEUDONYM, KeyName.AUDIT_DETAIL)}
-        self._signers: dict[KeyName, ec.EllipticCurvePrivateKey] = {
-            name: ec.generate_private_key(ec.SECP256R1()) for name in _SIGNERS
-        }
+        self._signers = {(name, 1): ec.generate_private_key(ec.SECP256R1()) for name in _SIGNERS}
         self._checkpoint = ed25519.Ed25519PrivateKey.generate()
         self._closed = False
         self.fault: Exception | None = None
@@ -83,22 +81,22 @@ class FakeHsm:
     def mac_many(self, key: KeyName, data: Sequence[bytes]) -> list[bytes]:
         return [self.mac(key, one) for one in data]
 
-    def sign(self, key: KeyName, data: bytes) -> bytes:
+    def sign(self, key: KeyName, data: bytes, version: int = 1) -> bytes:
         self._answer()
         if key is KeyName.CHECKPOINT_SIGNER:
             return self._checkpoint.sign(data)
-        if key not in self._signers:
+        if (key, version) not in self._signers:
             raise KeyNotFound(f"{key} is not a key for this")
-        r, s = decode_dss_signature(self._signers[key].sign(data, ec.ECDSA(SHA256())))
+        r, s = decode_dss_signature(self._signers[key, version].sign(data, ec.ECDSA(SHA256())))
         return r.to_bytes(32, "big") + min(s, _P256_ORDER - s).to_bytes(32, "big")
 
-    def public_key(self, key: KeyName) -> bytes:
+    def public_key(self, key: KeyName, version: int = 1) -> bytes:
         self._answer()
         if key is KeyName.CHECKPOINT_SIGNER:
             return self._checkpoint.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-        if key not in self._signers:
+        if (key, version) not in self._signers:
             raise KeyNotFound(f"{key} has no public half")
-        return self._signers[key].public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        return self._signers[key, version].public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
     def seal(self, key: KeyName, plaintext: bytes, aad: bytes) -> bytes:
         if not plaintext:
@@ -145,6 +143,23 @@ class FakeHsm:
     def replace_anchors(self, anchor: bytes) -> None:
         self._answer()
         self._anchors = (anchor,)
+
+    def signer_versions(self, key: KeyName) -> tuple[int, ...]:
+        self._answer()
+        return tuple(sorted(version for name, version in self._signers if name is key))
+
+    def make_signer(self, key: KeyName, version: int) -> bytes:
+        self._answer()
+        if key not in ROTATING or version < 2:
+            raise ValueError(f"{key} has no version {version} to be made")
+        if (key, version) in self._signers:
+            raise CeremonyRefused(f"the token already holds {key} {version}")
+        self._signers[key, version] = ec.generate_private_key(ec.SECP256R1())
+        return self.public_key(key, version)
+
+    def destroy_signer(self, key: KeyName, version: int) -> None:
+        self._answer()
+        self._signers.pop((key, version), None)
 
     def destroy_master(self, master: RingMaster) -> None:
         self._answer()

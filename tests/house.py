@@ -21,6 +21,7 @@ from sqlalchemy import Engine, text
 
 from keyvault.hsm import Hsm, KeyName
 from keyvault.records import KeyRef, RecordMac
+from keyvault.signing.serving import SigningKeys
 from policies import jws
 from policies.audit.store import AuditStore
 from policies.authority import Client, Role, Voice
@@ -140,8 +141,9 @@ class House:
         self.registry = Registry(self.store, self.clock)
         self.audit = AuditStore(self.database, self.hsm)
         self.engine = PolicyEngine.shipped()
-        self.mint = TokenMint(self.hsm, BASE, BASE, self.clock)
-        self.verifier = TokenVerifier([self.hsm.public_key(KeyName.TOKEN_SIGNER)], BASE, BASE, self.clock)
+        self.signing = SigningKeys(self.hsm, self.database, KeyName.TOKEN_SIGNER, lambda: datetime.fromtimestamp(self.clock(), UTC))
+        self.mint = TokenMint(self.hsm, self.signing, BASE, BASE, self.clock)
+        self.verifier = TokenVerifier(self.signing, BASE, BASE, self.clock)
         self.proofs = ProofVerifier(BASE, self.clock, Nonces(RecordMac(self.hsm), self.clock))
         common: dict[str, Any] = {
             "database": self.database,

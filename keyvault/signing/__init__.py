@@ -1,0 +1,1 @@
+"""Versions of the signing keys: made, published, used and ended with an overlap."""
