@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from starlette.responses import JSONResponse
 
 _BY_STATUS: Mapping[int, str] = {
-    400: "invalid_request unsupported_grant_type invalid_authorization_details consent_invalid",
+    400: "certificate_ambiguous client_cert_invalid"
+    " invalid_request unsupported_grant_type invalid_authorization_details consent_invalid",
     401: "certificate_required client_unknown token_malformed token_invalid token_expired token_replayed proof_invalid"
     " use_dpop_nonce proof_replayed proof_required ticket_unknown ticket_expired ticket_used"
     " scheme_invalid binding_mismatch purpose_mismatch voice_mismatch text_mismatch voice_key_changed"

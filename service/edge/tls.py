@@ -8,8 +8,10 @@ demanded by the application, so that a client without one reads a clear 401. Res
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from starlette.requests import Request
 from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-_EXTENSION = "glottis.tls"
+_EXTENSION = "glottis.connection"
 
 
 HEADER_SECONDS, BODY_SECONDS = 10.0, 60.0
@@ -27,10 +29,21 @@ MAX_CONNECTIONS = 512
 """Open connections of one edge worker; one more is cut at once, so that the descriptors never run out."""
 
 
+@dataclass
+class Connection:
+    """What a request's connection says about its client."""
+
+    certificate: bytes | None
+    """The DER certificate that the peer proved to hold in the handshake; or that a proxy reports (`service.edge.proxied`)."""
+    unix: bool = False
+    """Whether it came in at a Unix socket."""
+
+
 class TLSProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol, which remembers the peer's certificate, and cuts peers that take too long or send too much."""
 
     _certificate: bytes | None = None
+    _unix = False
     _deadline: asyncio.TimerHandle | None = None
     _in_head = True
     _head_bytes = 0
@@ -39,6 +52,7 @@ class TLSProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         tls = transport.get_extra_info("ssl_object")
         self._certificate = tls.getpeercert(binary_form=True) if tls is not None else None
+        self._unix = transport.get_extra_info("socket").family == socket.AF_UNIX
         if len(self.connections) > MAX_CONNECTIONS:
             transport.abort()
             return
@@ -56,7 +70,7 @@ class TLSProtocol(HttpToolsProtocol):
         self._in_head, self._head_bytes = True, 0
         self._allow(HEADER_SECONDS)
         extensions: dict[str, Any] = self.scope.setdefault("extensions", {})
-        extensions[_EXTENSION] = {"client_certificate": self._certificate}
+        extensions[_EXTENSION] = Connection(self._certificate, self._unix)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -79,10 +93,17 @@ class TLSProtocol(HttpToolsProtocol):
 
 
 def client_certificate(request: Request) -> bytes | None:
-    """The DER certificate that the peer proved to hold in this connection's handshake, or None."""
-    found: dict[str, Any] = request.scope.get("extensions", {}).get(_EXTENSION, {})
-    certificate: bytes | None = found.get("client_certificate")
-    return certificate
+    """The DER certificate that this request's client proved to hold in its handshake, with us or with a proxy of ours, or None."""
+    return connection_of(request.scope).certificate
+
+
+def connection_of(scope: MutableMapping[str, Any]) -> Connection:
+    """The connection of a request's scope; one that says nothing where another server made the scope."""
+    found: Connection = scope.get("extensions", {}).get(_EXTENSION) or Connection(None)
+    return found
+
+
+ContextFactory = Callable[[Config, Callable[[], ssl.SSLContext]], ssl.SSLContext]
 
 
 def harden(_: Config, make: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
@@ -95,20 +116,36 @@ def harden(_: Config, make: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
     return context
 
 
-def server_config(app: Any, folder: Path, *, certificates: ssl.VerifyMode = ssl.CERT_OPTIONAL, **options: Any) -> Config:
+def server_config(
+    app: Any,
+    folder: Path,
+    *,
+    certificates: ssl.VerifyMode = ssl.CERT_OPTIONAL,
+    factory: ContextFactory = harden,
+    **options: Any,
+) -> Config:
     """A uvicorn configuration that serves `app` with the keys in `folder` (`server.pem`, `server.key`, `ca.pem`).
 
-    `certificates` says what is demanded of peers in the handshake itself.
+    `certificates` says what is demanded of peers in the handshake itself; `factory` makes the context.
     """
-    return Config(
+    return unix_config(
         app,
-        http=TLSProtocol,
-        ws="none",  # an upgrade would hand the connection to a protocol that loses the certificate
         ssl_certfile=str(folder / "server.pem"),
         ssl_keyfile=str(folder / "server.key"),
         ssl_ca_certs=str(folder / "ca.pem"),
         ssl_cert_reqs=certificates,
-        ssl_context_factory=harden,
+        ssl_context_factory=factory,
+        **options,
+    )
+
+
+def unix_config(app: Any, **options: Any) -> Config:
+    """The same without TLS: for a Unix socket, where the other end is a proxy on this machine."""
+    return Config(
+        app,
+        http=TLSProtocol,
+        ws="none",  # an upgrade would hand the connection to a protocol that loses the certificate
         server_header=False,
+        proxy_headers=False,  # what X-Forwarded-* says is nobody's word
         **options,
     )
