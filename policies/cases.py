@@ -2,7 +2,7 @@
 
 A row names what differs from an honest request: `{"name", "action", "client", "voice", "consent", "territory", "left",
 "bound", "allowed", "decided_by"}`, of which `client`, `voice`, `consent`, `territory`, `left` and `bound` may be
-left out. Null: there is no such row.
+left out. Null: there is no such row. A client may be a `browser`, and be limited to the voice that is asked for (`own_voice`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
 
-from policies.authority import Client, ClientState, Role, Voice, VoiceState
+from policies.authority import Client, ClientState, Role, Voice, VoiceState, key_alone
 from policies.consent import EVERYWHERE, Consent, ConsentState
 from policies.engine import SHIPPED, Decision, PolicyEngine, Question
 from policies.errors import PolicySetInvalid
@@ -86,7 +86,7 @@ def question(row: Mapping[str, Any]) -> Question:
 
 def tables(folder: Path = SHIPPED) -> tuple[Case, ...]:
     """Every row of `cases/*.json` in the folder of a set. Raises PolicySetInvalid for a table that cannot be read."""
-    return tuple(case for file in sorted((folder / "cases").glob("*.json")) for case in _table(file))
+    return tuple(case for file in sorted((folder / "cases").glob("*.json")) for case in parsed(file.name, file.read_text()))
 
 
 def failures(engine: PolicyEngine, cases: Iterable[Case]) -> list[Failure]:
@@ -100,18 +100,23 @@ def uncovered(engine: PolicyEngine, cases: Iterable[Case]) -> list[str]:
     return sorted(set(engine.ids) - {name for case in cases for name in case.expected.decided_by})
 
 
-def _table(file: Path) -> Iterator[Case]:
+def parsed(name: str, text: str) -> Iterator[Case]:
+    """The rows of one table, from its file's name and content. Raises PolicySetInvalid."""
     try:
-        for row in json.loads(file.read_text())["cases"]:
+        for row in json.loads(text)["cases"]:
             if not _NEEDED <= row.keys() <= _MEMBERS:
                 raise ValueError(f"members of {row.get('name')!r}")
-            yield Case(file.stem, str(row["name"]), question(row), Decision(row["allowed"], tuple(row["decided_by"])))
+            yield Case(Path(name).stem, str(row["name"]), question(row), Decision(row["allowed"], tuple(row["decided_by"])))
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
-        raise PolicySetInvalid(f"{file.name}: {problem}") from None
+        raise PolicySetInvalid(f"{Path(name).name}: {problem}") from None
 
 
 def _changed(honest: RowValue, row: Mapping[str, Any]) -> RowValue:
     change: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+    if change.pop("browser", False):
+        change["cert_sha256"] = key_alone(_CLIENT.jkt)
+    if change.pop("own_voice", False):
+        change["voice_id"] = _VOICE.voice_id
     if "state" in change:
         change["state"] = _STATES[type(honest)](change["state"])
     if "expires_in" in change:

@@ -11,7 +11,7 @@ import re
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import cedarpy
 
@@ -21,6 +21,9 @@ from policies.consent import Consent, ConsentState
 from policies.errors import Denied, PolicySetInvalid
 from policies.grants import OPENING, Binding, Purpose
 from policies.quotas import Left
+
+if TYPE_CHECKING:  # who only decides need not load the database's library
+    from keyvault.database import Transaction
 
 SHIPPED = Path(__file__).parent
 """The folder of the set that comes with this package: `schema.cedarschema`, `*.cedar`, `cases/*.json`."""
@@ -34,6 +37,7 @@ _INTRODUCED = re.compile(r'(?P<comment>(?:^//[^\n]*\n)+)@id\("(?P<id>[^"]+)"\)',
 _REFUSALS: dict[str, type[Denied]] = {
     "base.tenant-isolation": errors.ForeignVoice,
     "base.client-active": errors.ClientInactive,
+    "browser.own-voice": errors.ForeignVoice,
     "consent.tenant": errors.ForeignConsent,
     "base.voice-active": errors.VoiceSuspended,
     "consent.active": errors.ConsentWithdrawn,
@@ -93,6 +97,13 @@ class Policy:
     sentence: str
 
 
+class Policies(Protocol):
+    """Whoever knows the set to decide by."""
+
+    def at(self, version: int, transaction: Transaction) -> PolicyEngine:
+        """The engine of the set that officers activated as `version` (0: the set that ships), read in `transaction` if need be."""
+
+
 class PolicyEngine:
     """One validated set of policies. Safe to ask from several threads."""
 
@@ -106,6 +117,7 @@ class PolicyEngine:
         outcome = cedarpy.validate_policies(policies, self._schema)
         if not outcome.validation_passed:
             raise PolicySetInvalid("; ".join(str(error) for error in outcome.errors))
+        self._source = policies
         self._ids, self.policies = _described(policies)
         # The same rows are the same entities: those in use are read and checked against the schema once.
         self._entities = lru_cache(_ENTITIES)(partial(_entities, self._schema))
@@ -128,6 +140,16 @@ class PolicyEngine:
     def ids(self) -> tuple[str, ...]:
         """The ids of all policies in the set, in order."""
         return tuple(policy.id for policy in self.policies)
+
+    def at(self, _version: int, _transaction: Transaction) -> PolicyEngine:
+        """Itself: one set, whatever officers activate (`policies.sets.active.ActivePolicies` follows them)."""
+        return self
+
+    def text_of(self, policy: str) -> str:
+        """What one policy says, by its id, however it is laid out. Raises KeyError."""
+        static = json.loads(cedarpy.policies_to_json_str(self._source))["staticPolicies"]
+        said = {self._ids[name]: body for name, body in static.items()}
+        return json.dumps(said[policy], sort_keys=True)
 
     def decide(self, question: Question) -> Decision:
         """The set's answer. Never raises for what the question holds: a question that does not fit is denied."""
@@ -169,7 +191,7 @@ def _resource(question: Question) -> dict[str, str]:
 
 def _request(question: Question) -> dict[str, Any]:
     context: dict[str, Any] = {"purpose": question.purpose.value, "now": int(question.now), "left": asdict(question.left)}
-    context["proved"] = question.bound is Binding.BOTH
+    context["proved"] = question.bound is not Binding.CERTIFICATE
     if question.purpose in (*OPENING, Purpose.ENROL) and question.consent is not None:
         consent = question.consent
         context["consent"] = {
@@ -195,7 +217,10 @@ def _entities(schema: cedarpy.Schema, client: Client, voice: Voice | None, conse
         "tenant": _tenant(client.tenant),
         "active": client.state is ClientState.ACTIVE,
         "roles": list(client.roles),
+        "browser": client.browser,
     }
+    if client.voice_id is not None:
+        attributes["voice"] = {"__entity": _reference("Voice", client.voice_id)}
     entities.append(_entity("Client", client.client_id, attributes, client.tenant))
     if voice is not None:
         attributes = {"active": voice.state is VoiceState.ACTIVE, "bearer": VoiceTerm.BEARER in voice.terms}

@@ -19,7 +19,7 @@ from keyvault.database import Database, Statement, Transaction, send
 from keyvault.records import KeyRef
 from policies.audit.errors import AuditError
 from policies.authority import Authority, Client
-from policies.engine import PolicyEngine, Question
+from policies.engine import Policies, Question
 from policies.errors import (
     AuditUnavailable,
     BindingMismatch,
@@ -91,7 +91,7 @@ class Gate:
         database: Database,
         verifier: TokenVerifier,
         proofs: ProofVerifier,
-        engine: PolicyEngine,
+        engine: Policies,
         store: PolicyStore,
         intents: Intents,
         refusals: Refusals,
@@ -128,19 +128,22 @@ class Gate:
             once = proof or _once(token)
             record_refusal(
                 self._database, self._store, self._intents, self._refusals, once, refusal, _denied(token, proof, refusal),
-                self._store.spend(token.x5t_s256, None, self._clock(), attempts=int(not isinstance(refusal, NotCounted))),
+                self._store.spend(token.caller, None, self._clock(), attempts=int(not isinstance(refusal, NotCounted))),
             )  # fmt: skip
             raise
 
     def _authenticated(self, call: Call) -> tuple[VerifiedToken, VerifiedProof | None]:
         """The caller holds every key that the token names. No database."""
-        if call.certificate_der is None:
+        if call.certificate_der is None and call.scheme.lower() != Binding.KEY.scheme:
             raise CertificateRequired()
         if call.scheme.lower() not in _SCHEMES:
             raise SchemeInvalid()
         token = self._verifier.verify(call.token)
+        if call.certificate_der is None and token.x5t_s256 is not None:
+            raise CertificateRequired()
         proof = self._proof(call, token)
-        if not compare_digest(certificate_thumbprint(call.certificate_der), token.x5t_s256):
+        # A browser may hold a certificate of its own for other ends: its token names none, and none is looked at.
+        if token.x5t_s256 is not None and not compare_digest(certificate_thumbprint(call.certificate_der or b""), token.x5t_s256):
             raise BindingMismatch("another certificate")
         return token, proof
 
@@ -159,7 +162,7 @@ class Gate:
 
     def _admitted(self, transaction: Transaction, token: VerifiedToken, proof: VerifiedProof | None, characters: int) -> Grant:
         """Two round trips: everything that is to be known, then the intent with the COMMIT."""
-        request = Request(token.x5t_s256, proof, self._clock(), token, token.voice, token.consent, characters)
+        request = Request(token.caller, proof, self._clock(), token, token.voice, token.consent, characters)
         opening = self._store.open(transaction, request, *self._intents.place())
         authority, left = opening.authority()
         client = _known(authority, token)
@@ -174,7 +177,7 @@ class Gate:
         if proof is not None:
             self._proofs.check_age(proof.issued_at)
         question = Question(token.purpose, client, authority.voice, authority.consent, self._territory, now, left, token.bound)
-        decided_by = self._engine.decide(question).require()
+        decided_by = self._engine.at(opening.policies, transaction).decide(question).require()
         intent = _intent("allowed", token, proof, {"policies": ",".join(decided_by)})
         intent_id = self._intents.append(transaction, intent, opening.rows, commit=True)
         return Grant(token, proof, intent_id, decided_by)
@@ -186,13 +189,15 @@ def counted(refusals: Refusals, throttle: Throttle, certificate_der: bytes | Non
 
     Raises RateLimited before anything is looked at, for a certificate that failed too often.
     """
-    certificate = certificate_thumbprint(certificate_der) if certificate_der else ""
+    # Who shows no certificate is nobody in particular: to count them as one would let each of them shut out the others.
+    certificate = certificate_thumbprint(certificate_der) if certificate_der else None
     try:
-        throttle.require(certificate)
+        if certificate is not None:
+            throttle.require(certificate)
         yield
     except PolicyError as refusal:
         refusals.count(refusal.code)
-        if not isinstance(refusal, NotCounted):
+        if certificate is not None and not isinstance(refusal, NotCounted):
             throttle.failed(certificate)
         raise
 

@@ -17,8 +17,8 @@ from keyvault.database import Database, Transaction
 from keyvault.records import KeyRef
 from policies import jws
 from policies.audit.errors import AuditError
-from policies.authority import Client, Voice
-from policies.engine import PolicyEngine, Question
+from policies.authority import Client, Voice, key_alone
+from policies.engine import Policies, Question
 from policies.errors import (
     AuditUnavailable,
     AuthorizationDetailsInvalid,
@@ -40,7 +40,7 @@ from policies.tokens import MAX_CHARS, TOKEN_LIFETIME_S, Entitlement, TokenMint
 
 MINT = "token.mint"
 """The action of the token endpoint's intents."""
-TOKEN_TYPES = {Binding.BOTH: "DPoP", Binding.CERTIFICATE: "Bearer"}
+TOKEN_TYPES = {Binding.BOTH: "DPoP", Binding.CERTIFICATE: "Bearer", Binding.KEY: "DPoP"}
 """The `token_type` of an answer: RFC 9449 §5, RFC 8705 §3."""
 DETAILS_TYPE = "glottis_voice"
 MAX_DETAILS_LENGTH = 2048
@@ -146,7 +146,7 @@ class Minting:
         database: Database,
         mint: TokenMint,
         proofs: ProofVerifier,
-        engine: PolicyEngine,
+        engine: Policies,
         store: PolicyStore,
         intents: Intents,
         refusals: Refusals,
@@ -170,13 +170,13 @@ class Minting:
     def issue(self, request: TokenRequest) -> IssuedToken:
         """Issue one token. Raises PolicyError; a refusal to a client that proved who it is has been recorded."""
         with counted(self._refusals, self._throttle, request.certificate_der):
-            wish, proof, x5t_s256 = self._proved(request)
+            wish, proof, caller = self._proved(request)
         client: Client | None = None
         try:
             with deciding(self._database) as transaction:
-                asked = Request(x5t_s256, proof, self._clock(), voice=wish.voice, consent=wish.consent)
+                asked = Request(caller, proof, self._clock(), voice=wish.voice, consent=wish.consent)
                 opening = self._store.open(transaction, asked, *self._intents.place())
-                client = _client(opening, proof)
+                client = _client(opening, proof, request.certificate_der)
                 entitlement, decided_by = self._entitled(transaction, client, opening, wish, proof)
                 facts = {"jti": entitlement.jti, "policies": ",".join(decided_by), **key_details(entitlement.key)}
                 intent = _intent("allowed", client, wish, proof, facts)
@@ -186,14 +186,15 @@ class Minting:
         except PolicyError as refusal:
             if client is None:
                 self._refusals.count(refusal.code)
-                self._throttle.failed(x5t_s256)
+                if request.certificate_der is not None:
+                    self._throttle.failed(caller)
             else:
                 intent = _intent("denied", client, wish, proof, refusal_details(refusal))
-                spend = self._store.spend(x5t_s256, None, self._clock(), attempts=int(not isinstance(refusal, NotCounted)))
-                once = proof or self._once(x5t_s256, refusal)
+                spend = self._store.spend(caller, None, self._clock(), attempts=int(not isinstance(refusal, NotCounted)))
+                once = proof or self._once(caller, refusal)
                 record_refusal(self._database, self._store, self._intents, self._refusals, once, refusal, intent, spend)
             raise
-        kind = TOKEN_TYPES[_binding(proof)]
+        kind = TOKEN_TYPES[_binding(client, proof)]
         return IssuedToken(self._mint.mint(entitlement), kind, TOKEN_LIFETIME_S, wish.details(), intent_id)
 
     def _once(self, x5t_s256: str, refusal: PolicyError) -> VerifiedProof:
@@ -203,12 +204,17 @@ class Minting:
 
     def _proved(self, request: TokenRequest) -> tuple[Wish, VerifiedProof | None, str]:
         """What needs no database."""
-        if request.certificate_der is None:
+        if request.certificate_der is None and request.proof is None:
             raise CertificateRequired()
         if request.grant_type != "client_credentials":
             raise GrantTypeUnsupported()
         proof = None if request.proof is None else self._proofs.verify(request.proof, request.method, request.path, None)
-        return Wish.parse(request.authorization_details), proof, certificate_thumbprint(request.certificate_der)
+        wish = Wish.parse(request.authorization_details)
+        if request.certificate_der is not None:
+            return wish, proof, certificate_thumbprint(request.certificate_der)
+        if proof is None:
+            raise CertificateRequired()
+        return wish, proof, key_alone(proof.jkt)
 
     def _entitled(
         self, transaction: Transaction, client: Client, opening: Opening, wish: Wish, proof: VerifiedProof | None
@@ -221,14 +227,14 @@ class Minting:
         authority, left = opening.authority()
         require_rows(wish.purpose, authority)
         rows, now = (client, authority.voice, authority.consent), self._clock()
-        question = Question(wish.purpose, *rows, self._territory, now, left, _binding(proof))
-        decided_by = self._engine.decide(question).require()
+        question = Question(wish.purpose, *rows, self._territory, now, left, _binding(client, proof))
+        decided_by = self._engine.at(opening.policies, transaction).decide(question).require()
         entitlement = Entitlement(
             jti=self._mint.new_jti(),
             tenant=client.tenant,
             client_id=client.client_id,
             purpose=wish.purpose,
-            x5t_s256=client.cert_sha256,
+            x5t_s256=None if client.browser else client.cert_sha256,
             jkt=None if proof is None else client.jkt,
             voice=wish.voice,
             key=self._key_of(transaction, authority.voice) if authority.voice and wish.purpose in OPENING else None,
@@ -239,13 +245,17 @@ class Minting:
         return entitlement, decided_by
 
 
-def _binding(proof: VerifiedProof | None) -> Binding:
-    """What a token asked for with this proof is bound to."""
-    return Binding.CERTIFICATE if proof is None else Binding.BOTH
+def _binding(client: Client, proof: VerifiedProof | None) -> Binding:
+    """What a token asked for by this client with this proof is bound to."""
+    if proof is None:
+        return Binding.CERTIFICATE
+    return Binding.KEY if client.browser else Binding.BOTH
 
 
-def _client(opening: Opening, proof: VerifiedProof | None) -> Client:
-    """The client that holds this certificate and this key. Raises ClientUnknown, BindingMismatch."""
+def _client(opening: Opening, proof: VerifiedProof | None, certificate_der: bytes | None) -> Client:
+    """The client that holds this certificate and this key. Raises CertificateRequired, ClientUnknown, BindingMismatch."""
+    if opening.client is None and certificate_der is None:
+        raise CertificateRequired()  # no browser's key: whoever has one like it shows a certificate beside it
     if opening.client is None:
         raise ClientUnknown()
     if proof is not None and not compare_digest(opening.client.jkt, proof.jkt):
@@ -264,7 +274,7 @@ def _intent(outcome: Outcome, client: Client, wish: Wish, proof: VerifiedProof |
         details={
             "proof_jti": None if proof is None else proof.jti,
             "jkt": None if proof is None else proof.jkt,
-            "x5t": client.cert_sha256,
+            "x5t": None if client.browser else client.cert_sha256,
             "consent": None if wish.consent is None else str(wish.consent),
             "text_sha256": wish.text_sha256,
             **more,

@@ -60,6 +60,13 @@ class PortTaken(ServiceError):
     fix = "Stop that program, or choose a free port: GLOTTIS_PORT=8444 glottis up."
 
 
+class EdgeSelfTestFailed(ServiceError):
+    """The edge would not see clients' certificates."""
+
+    code = "edge_self_test_failed"
+    fix = "Install the libraries at the versions of requirements/run.txt (`make setup`); the edge serves nobody until this holds."
+
+
 class PartMissing(ServiceError):
     """A program or library that Glottis needs is not installed."""
 
@@ -235,3 +242,10 @@ class NothingToAdopt(ServiceError):
 
     code = "nothing_to_adopt"
     fix = "Start it: glottis up."
+
+
+class PolicySetRefused(ServiceError):
+    """This set of policies cannot be activated."""
+
+    code = "policy_set_invalid"
+    fix = "Correct what the message names; `glottis policy propose FOLDER --dry-run` checks it. The active set stays as it is."

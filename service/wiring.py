@@ -24,7 +24,6 @@ from keyvault.sync.signatures import verify_p256
 from keyvault.sync.store import SyncStore
 from policies.audit.store import AuditStore
 from policies.authority import Voice
-from policies.engine import PolicyEngine
 from policies.gate import Gate
 from policies.grants import VerifiedProof
 from policies.minting import Minting
@@ -37,6 +36,7 @@ from policies.tokens import TokenMint, TokenVerifier, jwks
 from service.key_events import KeyEventRecorder
 from service.masters import connect, serving_token
 from service.officers import read_roster
+from service.policy_sets import active_policies
 from service.refusal_counts import RefusalCounts
 from service.settings import Settings
 from service.vault.agreement import Agreement, AgreementParts
@@ -81,7 +81,8 @@ def _vault(settings: Settings, database: Database, hsm: SiteHsm) -> Vault:
     keys = VoiceKeys(hsm, KeyStore(), KeyEventRecorder(audit), mac, receipts=not agreement.alone, site=settings.site)
     signing = SigningKeys(hsm, database, KeyName.TOKEN_SIGNER, lambda: datetime.now(UTC))
     issuer, clock = settings.public_base_url, time.time
-    proofs, policies, refusals = ProofVerifier(issuer, clock, Nonces(mac, clock)), PolicyEngine.shipped(), RefusalCounts(clock)
+    proofs, refusals = ProofVerifier(issuer, clock, Nonces(mac, clock)), RefusalCounts(clock)
+    policies = active_policies(hsm, settings.site, settings.roster_file)
     registry = Registry(store, clock)
     gate = Gate(
         database=database,

@@ -50,6 +50,20 @@ def verify_certificates(certificates: Iterable[bytes], roster: bytes, *, verify:
     )
 
 
+def rosters(certificates: Iterable[bytes], roster: Roster, verify: Verify = verify_p256) -> list[Roster]:
+    """Every roster that these certificates establish, from the one that the cluster began with; the one in force first.
+
+    Raises CertificateInvalid.
+    """
+    given, found = list(certificates), [roster]
+    replay(given, roster, verify)
+    for certificate in given:
+        proposal = Certificate.decode(certificate).proposal
+        if proposal is not None and proposal.new_roster is not None and proposal.new_roster != found[0]:
+            found.insert(0, proposal.new_roster)
+    return found
+
+
 def replay(certificates: Iterable[bytes], roster: Roster, verify: Verify) -> Ledger:
     """The ledger after these certificates. Raises CertificateInvalid naming the first that does not hold."""
     ledger = Ledger.start(roster)

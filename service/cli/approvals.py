@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from keyvault.approval_kinds import MEANINGS, Request
+from keyvault.approval_kinds import MEANINGS, Kind, Request
 from keyvault.approvals import signed_by
 from keyvault.sync.errors import ApprovalExpired, RequesterApproved, StatementMalformed
 from keyvault.sync.roster import Roster
@@ -45,7 +45,7 @@ def list_(everything: bool, as_json: bool) -> None:
     found = _ask("approvals")["requests"]
     shown = [one for one in found if everything or one["outcome"] == "open"]
     lines = [
-        f"{one['id'][:16]}  {one['kind'].ljust(16)}  {len(one['approved_by'])} of {one['needed']}  {one['outcome'].ljust(9)}"
+        f"{one['id'][:16]}  {one['kind'].ljust(20)}  {len(one['approved_by'])} of {one['needed']}  {one['outcome'].ljust(9)}"
         f"  until {one['expires_at'][:16]}Z  by {one['requester']}"
         for one in shown
     ]
@@ -165,7 +165,7 @@ def carry_out(name: str, dry_run: bool, yes: bool, as_json: bool) -> None:
 def kinds(as_json: bool) -> None:
     """List everything that takes officers' approval."""
     facts = {kind.value: {"does": meaning.sentence, "undone": meaning.undone} for kind, meaning in MEANINGS.items()}
-    lines = [f"{kind.value.ljust(16)}  {meaning.sentence} Undone: {meaning.undone}" for kind, meaning in MEANINGS.items()]
+    lines = [f"{kind.value.ljust(20)}  {meaning.sentence} Undone: {meaning.undone}" for kind, meaning in MEANINGS.items()]
     say({"kinds": facts}, lines, as_json=as_json)
 
 
@@ -193,7 +193,7 @@ def _lines(request: Request, told: Mapping[str, Any]) -> Iterator[str]:
     words = MEANINGS[meaning.kind]
     yield _line("request", grouped(operation.digest))
     yield _line("does", f"{words.sentence} [{operation.kind}]")
-    for name, said in meaning.signed:
+    for name, said in (*meaning.signed, *_changes_of(request)):
         yield _line(name, said)
     if "touches" in told:
         yield _line("touches", _touched(told["touches"]))
@@ -211,6 +211,15 @@ def _lines(request: Request, told: Mapping[str, Any]) -> Iterator[str]:
 def _line(name: str, said: str) -> str:
     # Another person's words must not move the cursor or turn the direction of what is read before a signature.
     return f"{name.ljust(16)}{said}".translate(_PLAIN)
+
+
+def _changes_of(request: Request) -> Sequence[tuple[str, str]]:
+    """What other policies a request would bring, where it is about that."""
+    if request.operation.kind != Kind.POLICY:
+        return ()
+    from service.cli.policy_sets import changes_of  # only this kind needs the policies' library
+
+    return tuple(changes_of(request))
 
 
 class _Plain(dict[int, str]):

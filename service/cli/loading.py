@@ -9,7 +9,10 @@ import click
 
 
 def loading(later: Mapping[str, tuple[str, str]]) -> type[click.Group]:
-    """A group whose further commands stand in `later`: name, module whose attribute of that name is the command, and help."""
+    """A group whose further commands stand in `later`: name, module whose attribute of that name is the command, and help.
+
+    Where the name is a word of Python's own, the attribute has an underscore behind it.
+    """
 
     class Loading(click.Group):
         def list_commands(self, ctx: click.Context) -> list[str]:
@@ -18,7 +21,8 @@ def loading(later: Mapping[str, tuple[str, str]]) -> type[click.Group]:
         def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
             if cmd_name not in later:
                 return super().get_command(ctx, cmd_name)
-            command = getattr(importlib.import_module(later[cmd_name][0]), cmd_name)
+            module = importlib.import_module(later[cmd_name][0])
+            command = getattr(module, cmd_name, None) or getattr(module, f"{cmd_name}_")
             assert isinstance(command, click.Command)
             return command
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
@@ -20,7 +21,9 @@ from policies.errors import PolicySetInvalid
 from policies.explanation import Explanation, explain
 from policies.grants import Purpose
 from service.cli.exits import Ended, Exit
+from service.cli.loading import loading
 from service.cli.main import say_json
+from service.settings import Settings
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _folder = click.option(
@@ -32,9 +35,23 @@ _folder = click.option(
 _json = click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
 
 
-@click.group()
+_SETS: Mapping[str, tuple[str, str]] = {
+    name: ("service.cli.policy_sets", said)
+    for name, said in {
+        "propose": "Check a set of your own and ask officers to activate it.",
+        "activate": "Make an approved set the active one, at every worker of this site.",
+        "reset": "Ask officers to go back to the set that ships.",
+        "list": "Show every activation at this site.",
+    }.items()
+}
+
+
+@click.group(cls=loading(_SETS))
 def policy() -> None:
-    """Check, test, explain and show the policies. Nothing needs to run, and nothing is changed."""
+    """Check, test, explain and show policies; propose and activate a set of your own.
+
+    `check`, `test`, `explain` and `show` read a folder and need nothing that runs; the others ask the running site.
+    """
 
 
 @policy.command()
@@ -70,14 +87,17 @@ def test(folder: Path, as_json: bool) -> None:
 
 @policy.command()
 @_folder
+@click.option("--active", is_flag=True, help="The set that decides at the running site, instead of a folder's.")
 @_json
-def show(folder: Path, as_json: bool) -> None:
+def show(folder: Path, active: bool, as_json: bool) -> None:
     """List the policies: id, whether it permits or forbids, and its sentence."""
+    said: dict[str, Any] = {}
     with _told():
-        engine = _engine(folder)
+        engine, said = _active() if active else (_engine(folder), said)
     width = max(len(found.id) for found in engine.policies)
     lines = [f"{found.id.ljust(width)}  {found.effect.ljust(6)}  {found.sentence}" for found in engine.policies]
-    _say({"policies": [asdict(found) for found in engine.policies]}, lines, as_json=as_json)
+    head = [f"version {said['version']}, set {said['set']}"] if active else []
+    _say(said | {"policies": [asdict(found) for found in engine.policies]}, head + lines, as_json=as_json)
 
 
 def _choice(kind: Any) -> click.Choice[str]:
@@ -186,6 +206,14 @@ def _engine(folder: Path) -> PolicyEngine:
     if mute:
         raise PolicySetInvalid(f"no comment says what {', '.join(mute)} is for")
     return engine
+
+
+def _active() -> tuple[PolicyEngine, dict[str, Any]]:
+    """The engine of the set that decides at the running site. Raises NotRunning, SiteRefused, PolicySetInvalid."""
+    from service.cli import policy_sets  # only this asks a site
+
+    found, said = policy_sets.active(Settings.load(os.environ))
+    return found.engine(), said
 
 
 @contextmanager

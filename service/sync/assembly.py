@@ -26,6 +26,7 @@ from service.key_events import KeyEventRecorder
 from service.keys import DrivenMasters, KeyCommands, KeyParts
 from service.masters import connect, serving_token
 from service.officers import read_roster
+from service.policy_sets import ActiveSet, PolicyCommands
 from service.replication import VoiceRows
 from service.settings import Settings
 from service.site import Site
@@ -65,6 +66,10 @@ class SiteService:
     def approvals(self) -> ApprovalCommands:
         """The commands on officers' requests."""
         return ApprovalCommands(self.inbox, self.node, self.coordinator, self.driving)
+
+    def policies(self) -> PolicyCommands:
+        """The commands on sets of policies."""
+        return PolicyCommands(self.inbox, self.node, ActiveSet(self.hsm, self.settings.site, self.settings.roster_file))
 
     @property
     def peer_certificate_name(self) -> str:
