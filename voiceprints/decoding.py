@@ -1,27 +1,18 @@
 """Any audio bytes to samples, by way of a jailed child that is started fresh for each upload.
 
-This side never parses the upload. It starts the child with an empty environment and three descriptors (two pipes and
-/dev/null), feeds it, reads a bounded answer until a deadline, and always ends and reaps it. The child confines itself
-(`jail.py`) before it reads the first byte, and decodes (`decoding_child.py`). Nothing here opens a voiceprint, so the edge
-may import it.
+This side never parses the upload. `jailed.py` starts the child and reads a bounded answer; the child confines itself (`jail.py`)
+before it reads the first byte, and decodes (`decoding_child.py`). Nothing here opens a voiceprint, so the edge may import it.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import re
-import selectors
-import subprocess
-import sys
-import time
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import IO
 
 import numpy as np
 import numpy.typing as npt
 
+from voiceprints import jailed
 from voiceprints.errors import (
     AudioTooLong,
     DamagedAudio,
@@ -122,70 +113,21 @@ def _refusal(code: str, detail: str, limits: DecodingLimits) -> DecodingError:
 
 
 def child_command(start: str = _START) -> list[str]:
-    """The interpreter's command line: isolated (-I), without site (-S), with two folders to import from."""
-    spec = importlib.util.find_spec("av")
-    if spec is None or spec.origin is None:
-        raise DecoderUnavailable("the media library is not installed")
-    return [sys.executable, "-I", "-S", "-c", start, str(Path(__file__).parent.parent), str(Path(spec.origin).parent.parent)]
+    """The command line of a child that may load the media library. Raises DecoderUnavailable."""
+    try:
+        return jailed.command(start, "av")
+    except jailed.ChildUnavailable as problem:
+        raise DecoderUnavailable("the media library is not installed") from problem
 
 
 def _answer(upload: bytes, limits: DecodingLimits) -> bytes:
     arguments = [str(number) for number in (limits.seconds, limits.memory_bytes, limits.cpu_seconds)]
-    deadline = time.monotonic() + limits.wall_seconds
+    most_bytes = _LONGEST_LINE + (limits.seconds + 1) * RATE * 4
     try:
-        child = subprocess.Popen(
-            [*child_command(), *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={},
-            cwd="/",
-            close_fds=True,
-            start_new_session=True,
-            bufsize=0,
-        )
-    except OSError as error:
-        raise DecoderUnavailable(f"the decoder could not be started: {error.strerror}") from error
-    try:
-        return _exchange(child, upload, _LONGEST_LINE + (limits.seconds + 1) * RATE * 4, deadline)
-    finally:
-        child.kill()
-        for pipe in (child.stdin, child.stdout):
-            if pipe is not None and not pipe.closed:
-                pipe.close()
-        child.wait()
-
-
-def _exchange(child: subprocess.Popen[bytes], upload: bytes, most_bytes: int, deadline: float) -> bytes:
-    """Feed the upload and collect the answer, both at once. Raises DecodeTimeout, DamagedAudio for an endless answer."""
-    source, sink = child.stdin, child.stdout
-    assert source is not None
-    assert sink is not None
-    answer, rest = bytearray(), memoryview(upload)
-    os.set_blocking(source.fileno(), False)
-    with selectors.DefaultSelector() as selector:
-        selector.register(source, selectors.EVENT_WRITE)
-        selector.register(sink, selectors.EVENT_READ)
-        while True:
-            ready = selector.select(max(0.0, deadline - time.monotonic()))
-            if not ready:
-                raise DecodeTimeout
-            for key, _ in ready:
-                if key.fileobj is source:
-                    rest = _fed(source, rest)
-                    if not rest:
-                        selector.unregister(source)
-                        source.close()
-                elif part := sink.read(1 << 20):
-                    answer += part
-                    if len(answer) > most_bytes:
-                        raise DamagedAudio("the decoder's answer has no end")
-                else:
-                    return bytes(answer)
-
-
-def _fed(pipe: IO[bytes], rest: memoryview) -> memoryview:
-    try:
-        return rest[os.write(pipe.fileno(), rest[: 1 << 20]) :]
-    except BrokenPipeError:
-        return rest[:0]
+        return jailed.answer([*child_command(), *arguments], upload, most_bytes=most_bytes, wall_seconds=limits.wall_seconds)
+    except jailed.ChildUnavailable as problem:
+        raise DecoderUnavailable(f"the decoder could not be started: {problem}") from problem
+    except jailed.ChildTimeout:
+        raise DecodeTimeout from None
+    except jailed.AnswerEndless:
+        raise DamagedAudio("the decoder's answer has no end") from None

@@ -88,6 +88,41 @@ class DecoderUnavailable(DecodingError):
     fix = "Retry; if it lasts, run `glottis doctor`: the kernel must offer seccomp filters to this user."
 
 
+class RecogniserUnavailable(VoiceprintError):
+    """The recogniser of digits could not be started or confined; nothing was opened."""
+
+    code = "recogniser_unavailable"
+    fix = "Retry; if it lasts, run `glottis doctor`: the kernel must offer seccomp filters to this user."
+
+
+class DigitsUnreadable(VoiceprintError):
+    """The recogniser could not finish this recording."""
+
+    code = "digits_unreadable"
+    fix = "Ask for new digits and say them again, in a few seconds and without anything else."
+
+
+class RecordingUsed(VoiceprintError):
+    """This recording was sent before; each counts once."""
+
+    code = "recording_used"
+    fix = "Ask for new digits and record them anew."
+
+
+class NotFresh(VoiceprintError):
+    """The recording is longer than the time since its digits were given out, so it began before."""
+
+    code = "not_fresh"
+    fix = "Ask for new digits, and record after they are there."
+
+
+class NotLive(VoiceprintError):
+    """The recording does not pass: another voice, or other digits."""
+
+    code = "not_live"
+    fix = "Ask for new digits, and let the voice's speaker say them one by one, clearly and in a quiet place."
+
+
 class QualityRefused(VoiceprintError):
     """The recordings do not pass the quality gates."""
 
