@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from keyvault.errors import CallFailed, CeremonyRefused, PinRejected
 from keyvault.hsm import KeyName, RingMaster
+from keyvault.pin_throttle import OFFICER_FILE, USER_FILE, PinThrottle
 from keyvault.pkcs11_names import Attribute, Mechanism, Role
 from keyvault.pkcs11_signers import public_key
 from keyvault.pkcs11_start import Module, TokenConfig, TokenSession
@@ -66,13 +67,13 @@ def _ceremony(
     module = Module(config.module, config.folder)
     try:
         session = module.session(module.token(config.label, config.serial))
-        with as_role(session, Role.USER, user_pin):
+        with as_role(session, Role.USER, user_pin, config):
             _require_absent(session, [name.value for name in names] + ([master.label] if master else []))
         officers = 0
         if master and so_pin is not None:
-            with as_role(session, Role.SECURITY_OFFICER, so_pin):
+            with as_role(session, Role.SECURITY_OFFICER, so_pin, config):
                 officers = session.calls.generate_key(session.handle, Mechanism.AES_KEY_GEN, master_by_officer(master))
-        with as_role(session, Role.USER, user_pin):
+        with as_role(session, Role.USER, user_pin, config):
             if officers:
                 session.calls.copy(session.handle, officers, MASTER_BY_USER)
                 session.calls.destroy(session.handle, officers)
@@ -100,18 +101,24 @@ def _make(session: TokenSession, name: KeyName) -> None:
 
 
 @contextmanager
-def as_role(session: TokenSession, role: Role, pin: str) -> Iterator[None]:
+def as_role(session: TokenSession, role: Role, pin: str, config: TokenConfig | None = None) -> Iterator[None]:
     """One login for one role: the officer and the user are never logged in together.
 
-    Raises PinRejected; no second attempt is made.
+    Raises PinRejected; no second attempt is made, and with `config` none within the pause after a refusal (PinThrottled).
     """
+    is_officer = role is Role.SECURITY_OFFICER
+    folder, serial = (config.folder, config.serial) if config else (None, "")
+    throttle = PinThrottle(folder, serial, file=OFFICER_FILE if is_officer else USER_FILE)
+    throttle.require_rested()
     try:
         session.calls.login(session.handle, role, pin)
     except CallFailed as error:
         if error.answer.startswith("PIN_"):
-            whose = "security officer" if role is Role.SECURITY_OFFICER else "user"
+            throttle.refused()
+            whose = "security officer" if is_officer else "user"
             raise PinRejected(f"the token refused the {whose}'s PIN; no second attempt was made") from error
         raise
+    throttle.accepted()
     try:
         yield
     finally:

@@ -88,7 +88,7 @@ def made_and_wrapped(
     """
     public = _transport_template(transport)
     with _ceremony(config, pins, master) as session:
-        with as_role(session, Role.SECURITY_OFFICER, pins.officer):
+        with as_role(session, Role.SECURITY_OFFICER, pins.officer, config):
             wrapping = session.calls.create(session.handle, public)
             key = session.calls.generate_key(session.handle, Mechanism.AES_KEY_GEN, master_by_officer(master))
             wrapped = session.calls.wrap_oaep(session.handle, wrapping, key, digest)
@@ -145,7 +145,7 @@ def receiving(config: TokenConfig, pins: Pins, master: RingMaster) -> Iterator[R
     CeremonyRefused where the token knows this version, and PinRejected.
     """
     with _ceremony(config, pins, master) as session:
-        with as_role(session, Role.SECURITY_OFFICER, pins.officer):
+        with as_role(session, Role.SECURITY_OFFICER, pins.officer, config):
             pair = session.calls.generate_pair(session.handle, Mechanism.RSA_PKCS_KEY_PAIR_GEN, _PUBLIC_HALF, _PRIVATE_HALF)
         receiver = Receiver(session, pins, master, pair)
         try:
@@ -157,7 +157,7 @@ def receiving(config: TokenConfig, pins: Pins, master: RingMaster) -> Iterator[R
 def versions(config: TokenConfig, user_pin: str, ring: str) -> tuple[int, ...]:
     """Every version of `ring` that the token holds in any form, half made ones too."""
     prefix = f"ring/{ring}/"
-    with _opened(config) as session, as_role(session, Role.USER, user_pin):
+    with _opened(config) as session, as_role(session, Role.USER, user_pin, config):
         labels = [
             session.calls.read(session.handle, key, Attribute.LABEL).decode(errors="replace")
             for key in session.find({Attribute.CLASS: ObjectClass.SECRET_KEY, Attribute.TOKEN: True})
@@ -172,11 +172,14 @@ def removed(config: TokenConfig, user_pin: str, master: RingMaster) -> int:
     The caller knows that no site agreed to this version: a master that protects something is destroyed by approval only.
     """
     wanted: Template = {Attribute.CLASS: ObjectClass.SECRET_KEY, Attribute.LABEL: master.label}
-    with _opened(config) as session, as_role(session, Role.USER, user_pin):
+    with _opened(config) as session, as_role(session, Role.USER, user_pin, config):
         found = session.find(wanted)
         for key in found:
             session.calls.destroy(session.handle, key)
-    with _opened(config) as session, as_role(session, Role.USER, user_pin):  # a failed deletion shows after a new start only
+    with (
+        _opened(config) as session,
+        as_role(session, Role.USER, user_pin, config),
+    ):  # a failed deletion shows after a new start only
         if session.find(wanted):
             raise HsmUnavailable(f"the token still holds {master.label} after its destruction")
     return len(found)
@@ -222,14 +225,17 @@ def _opened(config: TokenConfig) -> Iterator[TokenSession]:
 @contextmanager
 def _ceremony(config: TokenConfig, pins: Pins, master: RingMaster) -> Iterator[TokenSession]:
     with _opened(config) as session:
-        with as_role(session, Role.USER, pins.user):
+        with as_role(session, Role.USER, pins.user, config):
             if session.find({Attribute.LABEL: master.label}):
                 raise CeremonyRefused(f"the token already holds a key {master.label!r}")
         yield session
 
 
 def _kept(session: TokenSession, pins: Pins, key: int) -> tuple[str, ...]:
-    """Copy the officer's session object into the token as the user, destroy it, and read back what the token keeps."""
+    """Copy the officer's session object into the token as the user, destroy it, and read back what the token keeps.
+
+    The PIN was accepted in this ceremony already: another process's refusals do not end it half done.
+    """
     with as_role(session, Role.USER, pins.user):
         kept = session.calls.copy(session.handle, key, MASTER_BY_USER)
         session.calls.destroy(session.handle, key)

@@ -18,7 +18,8 @@ from keyvault.errors import PinThrottled
 from keyvault.locked import LockedBuffer
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 30.0, 3600.0
-_FILE = ".pin-rejected"
+USER_FILE, OFFICER_FILE = ".pin-rejected", ".so-pin-rejected"
+"""The user's refusals and the security officer's are counted apart, as the token counts them."""
 
 
 class HeldPin:
@@ -46,8 +47,8 @@ class HeldPin:
 class PinThrottle:
     """Refusals of one token's PIN, kept in `folder` across starts; None keeps nothing."""
 
-    def __init__(self, folder: Path | None, serial: str, clock: Callable[[], float] = time.time) -> None:
-        self._path = folder / _FILE if folder is not None else None
+    def __init__(self, folder: Path | None, serial: str, clock: Callable[[], float] = time.time, *, file: str = USER_FILE) -> None:
+        self._path = folder / file if folder is not None else None
         self._serial, self._clock = serial, clock
 
     def require_rested(self) -> None:

@@ -201,3 +201,21 @@ def test_wrong_pins_known_versions_and_weak_keys_are_refused(tmp_path: Path) -> 
     in_own_process(ceremony.add_master, config, SO_PIN, USER_PIN, MASTER)
     assert in_own_process(refusals, config) == [*["ceremony_refused"] * 4, "pin_rejected", "pin_rejected"]
     assert in_own_process(objects, config, USER_PIN) == [("SECRET_KEY", MASTER.label)]
+
+
+def refused_twice(config: TokenConfig) -> list[str]:
+    """Wrong PINs of either role: the token is asked once, and the next ceremony does not ask it again at once."""
+    said = []
+    wrong_user, wrong_officer = Pins(SO_PIN, "wrong-pin"), Pins("wrong-so-pin", USER_PIN)
+    for pins in (wrong_officer, Pins(SO_PIN, USER_PIN), wrong_user, wrong_user):
+        try:
+            with master_ceremony.receiving(config, pins, RingMaster("throttled", 1)):
+                said.append("open")
+        except PinRejected as error:
+            said.append(error.code)
+    return said
+
+
+def test_a_refused_pin_is_not_tried_again_at_once_in_a_ceremony(tmp_path: Path) -> None:
+    config = empty_token(tmp_path, "pins")
+    assert in_own_process(refused_twice, config) == ["pin_rejected", "pin_throttled", "pin_rejected", "pin_throttled"]
