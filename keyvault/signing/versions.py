@@ -17,7 +17,7 @@ from keyvault.records import Field
 
 LOOK_S = 2.0
 """How old a worker's look at the rows may be."""
-LEAST_OVERLAP = timedelta(seconds=15)
+LEAST_OVERLAP = timedelta(seconds=12)
 """Above the life of a token with its tolerance, and above two looks of every worker: a shorter overlap is refused."""
 OVERLAP = timedelta(minutes=15)
 """Above the age at which a copy of the published keys must be fetched again."""

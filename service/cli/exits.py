@@ -33,9 +33,12 @@ _REFUSED = (
     *("sync_refused", "peer_refused", "key_quarantined", "key_still_referenced", "voice_erased", "introduction_refused"),
     *("reason_missing", "delay_too_short", "voice_not_erased"),
     *("approval_invalid", "approval_expired", "approvals_missing", "requester_approved", "key_state_forbids"),
-    *("key_compromised", "key_destroyed"),
+    *("key_compromised", "key_destroyed", "signer_in_use", "overlap_too_short", "key_use_refused"),
 )
-_CONFLICT = ("already_running", "port_taken", "row_changed", "client_exists", "log_occupied", "sync_conflict", "site_behind")
+_CONFLICT = (
+    *("already_running", "port_taken", "row_changed", "client_exists", "log_occupied", "sync_conflict", "site_behind"),
+    "signer_rotating",
+)
 _TEMPORARY = (
     *("database_unavailable", "audit_unavailable", "busy", "site_busy"),
     *("peer_unheard", "peer_unavailable", "awaiting_sync", "stale_epoch", "sync_store_unavailable"),

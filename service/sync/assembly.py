@@ -29,6 +29,7 @@ from service.officers import read_roster
 from service.policy_sets import ActiveSet, PolicyCommands
 from service.replication import VoiceRows
 from service.settings import Settings
+from service.signing import SignerCommands
 from service.site import Site
 from service.sites import link_name, read_history
 from service.sync.link import HttpsLink, NoLink
@@ -62,6 +63,10 @@ class SiteService:
             least_delay=timedelta(hours=self.settings.destroy_delay_hours),
         )
         return KeyCommands(parts)
+
+    def signers(self) -> SignerCommands:
+        """The commands on signing keys, and what falls due for them."""
+        return SignerCommands(self.database, self.hsm, self.node.parts.recorder)
 
     def approvals(self) -> ApprovalCommands:
         """The commands on officers' requests."""

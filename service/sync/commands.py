@@ -44,7 +44,8 @@ class Commands:
         drive = (self.exchange, self.resume, self.repair, self.install, self.change_states, self.transact, self.act)
         read = (self.status, self.verify, self.history, self.propose_roster, self.propose_act, self.expect)
         own: dict[str, Call] = {call.__name__: call for call in (*drive, *read, self.break_glass, self.seal_backup)}
-        return {**own, **self.site.keys().calls(), **self.site.approvals().calls(), **self.site.policies().calls()}
+        desks = (self.site.keys(), self.site.signers(), self.site.approvals(), self.site.policies())
+        return own | {name: call for desk in desks for name, call in desk.calls().items()}
 
     def ready(self) -> bool:
         """Whether this site's token and state answer."""

@@ -27,13 +27,18 @@ _log = structlog.get_logger()
 
 def tasks(site: SiteService) -> list[Task]:
     """The tasks of this site. With one site nothing is sent; what a crash left open is finished all the same."""
-    keys = site.keys()
+    keys, signers = site.keys(), site.signers()
 
     def due() -> float:
         keys.turn()
         return DUE_S
 
-    always = [Task("compare", _Comparing(site).turn), Task("due", due), Task("shred", _Shredding(site).turn)]
+    def overlaps() -> float:
+        signers.turn()
+        return DUE_S
+
+    own = [Task("due", due), Task("signers", overlaps), Task("shred", _Shredding(site).turn)]
+    always = [Task("compare", _Comparing(site).turn), *own]
     return [*always, Task("send", _Sending(site).turn)] if site.peer else always
 
 

@@ -15,7 +15,7 @@ ONLY_AT_START = {
     *("statement_malformed", "sync_signature_invalid", "certificate_invalid", "same_key_unproved", "sync_refused", "sync_conflict"),
     *("peer_unheard", "peer_unavailable", "peer_refused", "site_behind", "sites_diverged", "token_not_in_roster"),
     *("schedule_unknown", "schedule_invalid", "reason_missing", "delay_too_short", "approval_request_unknown"),
-    *("erasure_certificate_invalid", "voice_not_erased"),
+    *("erasure_certificate_invalid", "voice_not_erased", "signer_rotating", "signer_in_use", "overlap_too_short"),
     *("key_still_referenced", "approval_invalid", "approval_expired", "approvals_missing", "requester_approved"),
 }
 """Codes of commands, which no request can end in."""

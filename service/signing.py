@@ -1,0 +1,83 @@
+"""The signing keys of a site as the operator and the clock see them: commands of the site process, as functions of JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import structlog
+
+from keyvault.database import Database
+from keyvault.errors import KeyNotFound
+from keyvault.events import Recorder
+from keyvault.hsm import ROTATING, KeyName, SiteHsm
+from keyvault.records import RecordMac
+from keyvault.signing.rotation import Seen, SignerRotation
+from policies.tokens import key_id
+from service.sync.operator import Call
+
+Facts = dict[str, Any]
+_log = structlog.get_logger()
+
+
+class SignerCommands:
+    """The commands about signing keys of one site process, and the work that falls due."""
+
+    def __init__(self, database: Database, hsm: SiteHsm, recorder: Recorder) -> None:
+        self._rotation = SignerRotation(database=database, hsm=hsm, mac=RecordMac(hsm), recorder=recorder, clock=_now)
+
+    def calls(self) -> Mapping[str, Call]:
+        """Every command by its name."""
+        return {call.__name__: call for call in (self.signers, self.signer_rotate, self.signer_retire)}
+
+    def signers(self) -> Facts:
+        """Every version of every signing key that has versions."""
+        return {"signers": [_facts(seen) for name in ROTATING for seen in self._rotation.all(name)]}
+
+    def signer_rotate(self, name: str, overlap_seconds: float) -> Facts:
+        """Make and publish the next version. Raises SignerRotating, OverlapTooShort, KeyNotFound."""
+        made = self._rotation.rotate(_named(name), timedelta(seconds=overlap_seconds))
+        return self._one(made.name, made.version)
+
+    def signer_retire(self, name: str, version: int) -> Facts:
+        """End an overlap early and destroy that version. Raises SignerInUse, KeyNotFound."""
+        self._rotation.retire(_named(name), version)
+        return self._one(_named(name), version)
+
+    def turn(self) -> None:
+        """Destroy every version whose overlap is over."""
+        for ended in self._rotation.turn():
+            _log.info("signer_destroyed", name=ended.name.value, version=ended.version)
+
+    def _one(self, name: KeyName, version: int) -> Facts:
+        return next(_facts(seen) for seen in self._rotation.all(name) if seen.key.version == version)
+
+
+def _named(name: str) -> KeyName:
+    if name not in set(KeyName):
+        raise KeyNotFound(f"there is no signing key {name!r}")
+    return KeyName(name)
+
+
+def _facts(seen: Seen) -> Facts:
+    key = seen.key
+    return {
+        "name": key.name.value,
+        "version": key.version,
+        "state": seen.state.value,
+        "kid": key_id(key.public_key),
+        "held_here": seen.held,
+        "made_at": _time(key.made_at),
+        "signs_at": _time(key.signs_at),
+        "retires_at": _time(key.retires_at),
+        "destroyed_at": _time(key.destroyed_at),
+    }
+
+
+def _time(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.astimezone(UTC).isoformat(timespec="seconds")
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
