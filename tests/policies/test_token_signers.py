@@ -19,8 +19,10 @@ from keyvault.signing.versions import OVERLAP
 from policies import jws
 from policies.errors import TokenInvalid
 from policies.grants import Purpose
-from policies.tokens import TokenMint, TokenVerifier, jwks, key_id
+from policies.tokens import Entitlement, TokenMint, TokenVerifier, jwks, key_id
 from service.key_events import KeyEventRecorder
+
+THUMBPRINT = "A" * 43
 
 
 class Rotating(House):
@@ -50,13 +52,10 @@ class Rotating(House):
 def test_a_token_under_a_retired_key_is_refused_and_one_in_the_overlap_holds(database: Engine) -> None:
     house = Rotating(database)
     keys = house.keys()
-    house.mint = TokenMint(house.hsm, keys, BASE, BASE, house.clock)
-    house.minting._mint = house.mint
-    verifier = TokenVerifier(keys, BASE, BASE, house.clock)
-    device = house.client()
+    minting, verifier = TokenMint(house.hsm, keys, BASE, BASE, house.clock), TokenVerifier(keys, BASE, BASE, house.clock)
 
     def mint() -> tuple[str, str]:
-        token = house.token(device, Purpose.READ)
+        token = minting.mint(Entitlement(minting.new_jti(), "acme", "app", Purpose.READ, THUMBPRINT, THUMBPRINT))
         return token, str(jws.split(token, limit=4096).header["kid"])
 
     token, first = mint()
