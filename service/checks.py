@@ -168,14 +168,23 @@ def _sockets(settings: Settings) -> Iterator[Finding]:
         serves = unix_serves(path)
         mend = f"Read {settings.log_dir / path.stem}.log"
         yield Finding(path.stem, "ok", "ready") if serves else Finding(path.stem, "fails", "is not ready", mend, Exit.TEMPORARY)
-    if edge_serves(settings):
+    if settings.edge_tcp and edge_serves(settings):
         yield Finding("edge", "ok", f"serves {settings.public_base_url} over TLS")
-    else:
+    elif settings.edge_tcp:
         yield Finding(
             "edge", "fails", f"does not answer on port {settings.port}", f"Read {settings.log_dir}/edge-0.log", Exit.TEMPORARY
         )
+    if settings.edge_socket is None:
+        return
+    mend = f"Read {settings.log_dir}/edge-proxied-0.log"
+    if unix_serves(settings.edge_socket, "/healthz"):
+        yield Finding("edge for a proxy", "ok", f"serves at {settings.edge_socket}; who may connect there is believed (RFC 9440)")
+    else:
+        yield Finding("edge for a proxy", "fails", f"does not answer at {settings.edge_socket}", mend, Exit.TEMPORARY)
 
 
 def _port_free(settings: Settings) -> str:
+    if not settings.edge_tcp:
+        return "none is needed: GLOTTIS_EDGE_TCP=no"
     with listening(settings.bind, settings.port, "GLOTTIS_PORT"):
         return f"{settings.bind} port {settings.port} is free"

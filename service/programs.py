@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import grp
 import http.client
 import os
 import signal
@@ -20,7 +21,7 @@ from service import bringup, founding
 from service.bringup import Installation
 from service.embedded import ENVIRON as DATABASE_ENVIRON
 from service.embedded import EmbeddedPostgres
-from service.errors import PortTaken, SiteNotAdmitted
+from service.errors import PortTaken, SettingsRefused, SiteNotAdmitted
 from service.isolation import Account, Isolation
 from service.settings import Settings
 from service.supervisor import Program, Supervisor, signals_held
@@ -46,7 +47,8 @@ def running(settings: Settings, say: Callable[[str], None]) -> Iterator[Supervis
     """
     with contextlib.ExitStack() as stack:
         try:
-            listener = stack.enter_context(listening(settings.bind, settings.port, "GLOTTIS_PORT")) if settings.serves else None
+            serves = settings.serves and settings.edge_tcp
+            listener = stack.enter_context(listening(settings.bind, settings.port, "GLOTTIS_PORT")) if serves else None
         except PortTaken:
             # Most likely by the Glottis that holds this very folder: then that is the message.
             if settings.state_dir.exists():
@@ -67,12 +69,15 @@ def running(settings: Settings, say: Callable[[str], None]) -> Iterator[Supervis
         bringup.prepare_schema(installation)
         supervisor.start([sites.process(), log(settings, installation.isolation)])
         founding.found(installation, supervisor.tend)
-        if listener is not None:
+        if settings.serves:
             sockets = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in settings.vault_sockets]
             for unix, path in zip(sockets, settings.vault_sockets, strict=True):
                 _bind(unix, path, installation.isolation)
             supervisor.start(vaults(settings, installation.isolation, sockets))
-            supervisor.start(edges(settings, installation.isolation, listener))
+            proxied = stack.enter_context(socket.socket(socket.AF_UNIX)) if settings.edge_socket else None
+            if proxied is not None:
+                bind_for_proxy(proxied, settings)
+            supervisor.start(edges(settings, installation.isolation, listener, proxied))
         yield supervisor
 
 
@@ -169,23 +174,31 @@ def log(settings: Settings, isolation: Isolation) -> Program:
     return Program("log", argv, isolation.log, environ, lambda: time.monotonic() - born[0] > 1.0, groups, before=note_birth)
 
 
-def edges(settings: Settings, isolation: Isolation, listener: socket.socket) -> list[Program]:
-    """The edge workers, all on one listening socket."""
-    return [
-        _worker(settings, "edge", number, isolation.edge, listener, partial(edge_serves, settings), ())
-        for number in range(settings.edge_workers)
-    ]
+def edges(
+    settings: Settings, isolation: Isolation, listener: socket.socket | None, proxied: socket.socket | None = None
+) -> list[Program]:
+    """The edge workers: as many on the TCP socket as on the Unix socket where a proxy comes in, each on one of them alone."""
+    found = []
+    if listener is not None:
+        ready = partial(edge_serves, settings)
+        numbers: list[int | str] = list(range(settings.edge_workers))
+        found += [_worker(settings, "edge", number, isolation.edge, listener, ready, ()) for number in numbers]
+    if proxied is not None and settings.edge_socket is not None:
+        ready = partial(unix_serves, settings.edge_socket, "/healthz")
+        numbers = [f"proxied-{number}" for number in range(settings.edge_workers)]
+        found += [_worker(settings, "edge", number, isolation.edge, proxied, ready, ()) for number in numbers]
+    return found
 
 
-def unix_serves(path: Path) -> bool:
-    """Whether the vault worker or site process at this Unix socket can do its work now."""
+def unix_serves(path: Path, ask: str = "/readyz") -> bool:
+    """Whether the vault worker, site process or edge at this Unix socket can do its work now."""
     with socket.socket(socket.AF_UNIX) as unix:
         unix.settimeout(_PROBE_SECONDS)
         try:
             unix.connect(str(path))
         except OSError:
             return False
-        return _answers(unix, "/readyz")
+        return _answers(unix, ask)
 
 
 def edge_serves(settings: Settings) -> bool:
@@ -216,7 +229,7 @@ def _answers(connected: socket.socket, path: str) -> bool:
 def _worker(
     settings: Settings,
     part: str,
-    number: int,
+    number: int | str,
     account: Account,
     listening: socket.socket,
     ready: Callable[[], bool],
@@ -246,6 +259,25 @@ def listening(bind: str, port: int, setting: str) -> Iterator[socket.socket]:
             named = setting.replace("_PORT", "_BIND")
             raise PortTaken(f"cannot listen on {where}: {error.strerror}", fix=f"Correct {named}.") from None
         yield tcp
+
+
+def bind_for_proxy(unix: socket.socket, settings: Settings) -> None:
+    """Listen at GLOTTIS_EDGE_SOCKET, which its owner and the proxy's group alone may connect to. Raises SettingsRefused."""
+    path, group = settings.edge_socket, settings.edge_socket_group
+    assert path is not None
+    try:
+        if path.is_socket():
+            path.unlink()
+        unix.bind(str(path))
+        path.chmod(0o600)
+        if group is not None:
+            os.chown(path, -1, grp.getgrnam(group).gr_gid)
+            path.chmod(0o660)
+    except KeyError:
+        raise SettingsRefused(f"GLOTTIS_EDGE_SOCKET_GROUP: there is no group {group}") from None
+    except OSError as error:
+        raise SettingsRefused(f"GLOTTIS_EDGE_SOCKET: cannot listen at {path}: {error.strerror}") from error
+    unix.listen(_BACKLOG)
 
 
 def _bind(unix: socket.socket, path: Path, isolation: Isolation) -> None:

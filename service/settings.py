@@ -77,6 +77,15 @@ class Settings:
     port: int = 8443
     public_base_url: str = "https://localhost:8443"
     """What clients call, without a slash at the end: the `htu` of their proofs starts with it."""
+    edge_socket: Path | None = None
+    """A Unix socket at which a proxy on this machine reaches the edge, in a folder of its own choice; unset, there is none.
+    Whoever may connect to it is believed about clients' certificates (RFC 9440)."""
+    edge_socket_group: str | None = None
+    """The operating system's group that may connect to that socket: the proxy's. Unset, its owner alone may."""
+    edge_tcp: bool = True
+    """Whether the edge listens at `bind` and `port`; `no` leaves it to the proxy at `edge_socket`."""
+    proxy_thumbprints: str | None = None
+    """x5t#S256 of the certificates with which proxies elsewhere come over mutual TLS, separated by commas."""
     territory: str = "XX"
     """Where this installation speaks, ISO 3166 alpha-2; `XX` is no country: only consents for everywhere (`*`) then hold."""
     vault_workers: int = 2
@@ -162,6 +171,11 @@ class Settings:
     def starts_peer(self) -> bool:
         """Whether the other site is one that `glottis up` starts here."""
         return self.sites == 2 and self.peer == "embedded"
+
+    @property
+    def proxies(self) -> tuple[str, ...]:
+        """The pinned thumbprints of proxies' certificates."""
+        return tuple(self.proxy_thumbprints.split(",")) if self.proxy_thumbprints else ()
 
     @property
     def embedded(self) -> bool:
@@ -297,6 +311,12 @@ def _check(settings: Settings) -> None:
             "GLOTTIS_VAULT_OPENINGS must be at least 1": settings.vault_openings >= 1,
             "GLOTTIS_EDGE_WORKERS must be between 1 and 64": 1 <= settings.edge_workers <= 64,
             f"GLOTTIS_LOG_LEVEL must be one of {', '.join(LOG_LEVELS)}": settings.log_level in LOG_LEVELS,
+            "GLOTTIS_EDGE_TCP can be no only where GLOTTIS_EDGE_SOCKET names a socket": settings.edge_tcp
+            or settings.edge_socket is not None,
+            "GLOTTIS_EDGE_SOCKET must be a path of at most 100 bytes": len(os.fsencode(settings.edge_socket or "")) <= 100,
+            "GLOTTIS_PROXY_THUMBPRINTS must be x5t#S256 (43 characters of base64url), separated by commas": all(
+                re.fullmatch("[A-Za-z0-9_-]{43}", thumbprint) for thumbprint in settings.proxies
+            ),
             "GLOTTIS_SITE must be a or b": settings.site in ("a", "b"),
             "GLOTTIS_SITES must be 1 or 2": settings.sites in (1, 2),
             "GLOTTIS_PEER must be embedded, which site a alone may have, or external": settings.peer == "external"

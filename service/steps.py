@@ -29,9 +29,9 @@ from keyvault.refusals import answers_to_unwraps
 from policies.audit.errors import AuditTampered
 from policies.authority import Client
 from service import certificates
-from service.errors import StepFailed
-from service.isolation import Account, harden_process, start
-from service.logs import configure_logging, last_words
+from service.authority_key import TokenPrivateKey
+from service.isolation import Account, harden_process
+from service.logs import configure_logging
 from service.settings import Secret, Settings
 from service.site import Site, facts_json, module, token_config, token_facts
 
@@ -103,7 +103,7 @@ def make_token(settings: Settings, *, name: str, folder: str, so_pin: str, user_
 def make_authority(settings: Settings, *, installation: str) -> Answer:
     """The certificate of the officer token's authority."""
     with _officer(settings) as hsm:
-        key = certificates.TokenPrivateKey(hsm, KeyName.CERTIFICATE_AUTHORITY)
+        key = TokenPrivateKey(hsm, KeyName.CERTIFICATE_AUTHORITY)
         return {"pem": _pem(certificates.make_authority(key, installation))}
 
 
@@ -111,7 +111,7 @@ def issue(settings: Settings, *, request: str, client: str | None = None, hosts:
     """A certificate for a client's name or for a server's hosts."""
     authority = x509.load_pem_x509_certificate((settings.officer_dir / "ca.pem").read_bytes())
     with _officer(settings) as hsm:
-        key = certificates.TokenPrivateKey(hsm, KeyName.CERTIFICATE_AUTHORITY)
+        key = TokenPrivateKey(hsm, KeyName.CERTIFICATE_AUTHORITY)
         if client is not None:
             return {"pem": _pem(certificates.issue_client(key, authority, request.encode(), client))}
         return {"pem": _pem(certificates.issue_server(key, authority, request.encode(), hosts))}
@@ -121,7 +121,7 @@ def issue_site(settings: Settings, *, request: str, name: str) -> Answer:
     """A certificate for one end of the link between the sites."""
     authority = x509.load_pem_x509_certificate((settings.officer_dir / "ca.pem").read_bytes())
     with _officer(settings) as hsm:
-        key = certificates.TokenPrivateKey(hsm, KeyName.CERTIFICATE_AUTHORITY)
+        key = TokenPrivateKey(hsm, KeyName.CERTIFICATE_AUTHORITY)
         return {"pem": _pem(certificates.issue_site(key, authority, request.encode(), name))}
 
 

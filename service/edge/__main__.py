@@ -1,17 +1,24 @@
-"""Start one edge worker on the listening socket that the supervisor hands over."""
+"""Start one edge worker on the listening socket that the supervisor hands over: TLS on a TCP socket, none on a Unix socket."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import socket
+import time
+from functools import partial
+from typing import Any
 
-from uvicorn import Server
+from uvicorn import Config, Server
 
 from service.edge.app import create_app
-from service.edge.tls import server_config
+from service.edge.authorities import Authorities
+from service.edge.proxied import ProxiedCertificate
+from service.edge.self_test import require_client_certificates
+from service.edge.tls import server_config, unix_config
 from service.isolation import harden_process
 from service.logs import configure_logging
+from service.refusal_counts import RefusalCounts
 from service.settings import Settings
 
 
@@ -20,8 +27,23 @@ def main() -> None:
     configure_logging("edge", settings.log_level)
     harden_process()
     listener = socket.socket(fileno=settings.listen_fd)
-    config = server_config(create_app(settings.vault_sockets), settings.tls_dir, log_config=None, access_log=False)
-    asyncio.run(Server(config).serve(sockets=[listener]))
+    asyncio.run(_serve(settings, listener))
+
+
+async def _serve(settings: Settings, listener: socket.socket) -> None:
+    if listener.family != socket.AF_UNIX:
+        await require_client_certificates()
+    await Server(_config(settings, listener)).serve(sockets=[listener])
+
+
+def _config(settings: Settings, listener: socket.socket) -> Config:
+    authorities, counts = Authorities(settings.tls_dir), RefusalCounts(time.time)
+    callers = partial(ProxiedCertificate, authorities=authorities, proxies=settings.proxies, count=counts.count)
+    app = create_app(settings.vault_sockets, callers)
+    quiet: dict[str, Any] = {"log_config": None, "access_log": False}
+    if listener.family == socket.AF_UNIX:
+        return unix_config(app, **quiet)
+    return server_config(app, settings.tls_dir, factory=authorities.context_factory(), **quiet)
 
 
 if __name__ == "__main__":

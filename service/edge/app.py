@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -13,7 +13,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from service.edge.limits import BodyCap
+from service.edge.limits import App, BodyCap
+from service.edge.proxied import ProxiedCertificate
 from service.edge.relay import Relay
 from service.edge.routes import speech, system, tickets, tokens, voices
 from service.problems import problem, unexpected
@@ -30,8 +31,8 @@ UPLOADS = 4
 """Uploads in memory at once in one edge worker."""
 
 
-def create_app(sockets: Sequence[Path]) -> FastAPI:
-    """The application, relaying to the vault workers at `sockets`."""
+def create_app(sockets: Sequence[Path], callers: Callable[[App], ProxiedCertificate] | None = None) -> FastAPI:
+    """The application, relaying to the vault workers at `sockets`. `callers` settles whose certificate a request comes with."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -43,6 +44,8 @@ def create_app(sockets: Sequence[Path]) -> FastAPI:
 
     app = FastAPI(title="Glottis", version="0.1.0", description=DESCRIPTION, docs_url=None, redoc_url=None, lifespan=lifespan)
     app.add_middleware(BodyCap)
+    if callers is not None:
+        app.add_middleware(callers)  # added last, it is the outermost: it is asked first
     for routes in (system, tokens, tickets, voices, speech):
         app.include_router(routes.router)
     app.add_exception_handler(RequestValidationError, _malformed)

@@ -14,6 +14,7 @@ from cryptography.x509.verification import PolicyBuilder, Store, VerificationErr
 
 from keyvault.hsm import KeyName
 from service import certificates
+from service.authority_key import TokenPrivateKey
 from service.errors import RequestRefused
 
 HOSTS = ["localhost", "127.0.0.1", "::1"]
@@ -36,7 +37,7 @@ class SigningToken:
 
 @pytest.fixture(scope="module")
 def key():
-    return certificates.TokenPrivateKey(SigningToken(), KeyName.CERTIFICATE_AUTHORITY)
+    return TokenPrivateKey(SigningToken(), KeyName.CERTIFICATE_AUTHORITY)
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +107,6 @@ def test_a_server_certificate_is_renewed_in_time_and_for_new_hosts(key, authorit
     assert not certificates.needs_renewal(leaf, ca, HOSTS, now)
     assert certificates.needs_renewal(leaf, ca, [*HOSTS, "voice.example"], now)
     assert certificates.needs_renewal(leaf, ca, HOSTS, now + timedelta(days=340))
-    stranger = certificates.TokenPrivateKey(SigningToken(), KeyName.CERTIFICATE_AUTHORITY)
+    stranger = TokenPrivateKey(SigningToken(), KeyName.CERTIFICATE_AUTHORITY)
     other = certificates.make_authority(stranger, "test").public_bytes(serialization.Encoding.PEM)
     assert certificates.needs_renewal(leaf, other, HOSTS, now)
