@@ -30,8 +30,9 @@ from policies.audit.errors import AuditTampered
 from policies.authority import Client
 from service import certificates
 from service.authority_key import TokenPrivateKey
-from service.isolation import Account, harden_process
-from service.logs import configure_logging
+from service.errors import StepFailed
+from service.isolation import Account, harden_process, start
+from service.logs import configure_logging, last_words
 from service.settings import Secret, Settings
 from service.site import Site, facts_json, module, token_config, token_facts
 
