@@ -9,6 +9,7 @@ from typing import ClassVar
 
 _AGAIN = "Fetch a fresh token and send the request at once: tokens live five seconds and work once."
 _TICKET = "Ask your backend for a new ticket (POST /v1/uploads): one lives minutes and works once."
+_INVITATION = "Ask whoever invited this browser for a new code: one lives minutes and works once."
 _OFFICER = "Ask the operator: `glottis clients list` shows what is registered."
 
 
@@ -171,6 +172,62 @@ class TicketUsed(PolicyError):
     fix = _TICKET
 
 
+class InvitationUnknown(PolicyError):
+    """There is no such code."""
+
+    code = "invitation_unknown"
+    fix = _INVITATION
+
+
+class InvitationExpired(PolicyError):
+    """The code's time is over."""
+
+    code = "invitation_expired"
+    fix = _INVITATION
+
+
+class InvitationUsed(PolicyError):
+    """The code was used before."""
+
+    code = "invitation_used"
+    fix = _INVITATION
+
+
+class BrowserRolesRefused(PolicyError):
+    """A browser cannot be given these roles."""
+
+    code = "browser_roles_refused"
+    fix = "Give it one or both of the roles reader and speaker; a speaker needs the one voice that it may speak with."
+
+
+class BrowserHasNoCertificate(PolicyError):
+    """This client is a browser: it has no certificate that could be replaced."""
+
+    code = "browser_has_no_certificate"
+    fix = "Revoke it (`glottis clients revoke NAME`) and invite another."
+
+
+class LivenessInvalid(PolicyError):
+    """This is no challenge or pass of this client for this voice."""
+
+    code = "liveness_invalid"
+    fix = "Ask for new digits with POST /v1/liveness at this site, for exactly this voice, and send back what you get unchanged."
+
+
+class LivenessExpired(PolicyError):
+    """The digits, or the pass for them, were given out too long ago."""
+
+    code = "liveness_expired"
+    fix = "Ask for new digits with POST /v1/liveness: they are to be said within a minute, and the pass is to be used within another."
+
+
+class LivenessUsed(PolicyError):
+    """The digits, or the pass for them, were used before."""
+
+    code = "liveness_used"
+    fix = "Ask for new digits with POST /v1/liveness: each are good for one recording and one use of the voice."
+
+
 class VoiceKeyChanged(PolicyError):
     """The voice's key changed after the token was issued."""
 
@@ -304,6 +361,13 @@ class ProofRequired(Denied):
 
     code = "proof_required"
     fix = "Send a DPoP proof (RFC 9449) to POST /oauth/token; the operator's `glottis voices bearer` allows a voice to do without."
+
+
+class LivenessRequired(Denied):
+    """The voice opens only while its speaker is shown to be there."""
+
+    code = "liveness_required"
+    fix = "Ask for digits with POST /v1/liveness, let the speaker say them, and name what comes back as `liveness` in the token request."
 
 
 class RateLimited(Denied):

@@ -106,9 +106,11 @@ def _changes(question: Question, honest: Question) -> Iterator[Change]:
     else:
         yield from _consent_changes(question)
     yield from _client_changes(question)
+    if question.client.browser:
+        yield from _browser_changes(question, honest)
     if question.bound is Binding.BOTH:
         yield _bound("the token is bound to the certificate alone", Binding.CERTIFICATE, mends=False)
-    else:
+    elif question.bound is Binding.CERTIFICATE:
         yield _bound("the token is bound to a DPoP key too", Binding.BOTH, mends=True)
     if min(astuple(question.left)) <= 0:
         yield Change("enough is left of the quotas", lambda asked: replace(asked, left=honest.left), mends=True)
@@ -129,6 +131,17 @@ def _client_changes(question: Question) -> Iterator[Change]:
         yield _client("the client is revoked", state=ClientState.REVOKED)
     else:
         yield _client("the client is another one, that is not revoked", state=ClientState.ACTIVE, mends=True)
+
+
+def _browser_changes(question: Question, honest: Question) -> Iterator[Change]:
+    voice = question.voice
+    if voice is not None and question.client.voice_id != voice.voice_id:
+        own = voice.voice_id
+        said = "the browser's key was invited for this voice"
+        yield Change(said, lambda asked: replace(asked, client=replace(asked.client, voice_id=own)), mends=True)
+    certificate = honest.client.cert_sha256
+    said = "the client is one with a certificate, and no browser"
+    yield Change(said, lambda asked: replace(asked, client=replace(asked.client, cert_sha256=certificate)), mends=True)
 
 
 def _client(said: str, *, mends: bool = False, roles: tuple[str, ...] | None = None, state: ClientState | None = None) -> Change:

@@ -35,6 +35,7 @@ from policies.errors import (
     SchemeInvalid,
     TextMismatch,
     TokenExpired,
+    TokenMalformed,
     TokenReplayed,
     VoiceKeyChanged,
     VoiceMismatch,
@@ -138,14 +139,24 @@ class Gate:
             raise CertificateRequired()
         if call.scheme.lower() not in _SCHEMES:
             raise SchemeInvalid()
-        token = self._verifier.verify(call.token)
-        if call.certificate_der is None and token.x5t_s256 is not None:
-            raise CertificateRequired()
+        token = self._token(call)
         proof = self._proof(call, token)
         # A browser may hold a certificate of its own for other ends: its token names none, and none is looked at.
         if token.x5t_s256 is not None and not compare_digest(certificate_thumbprint(call.certificate_der or b""), token.x5t_s256):
             raise BindingMismatch("another certificate")
         return token, proof
+
+    def _token(self, call: Call) -> VerifiedToken:
+        """The token. Who shows no certificate is told so, unless the token names none. Raises PolicyError."""
+        try:
+            token = self._verifier.verify(call.token)
+        except TokenMalformed:
+            if call.certificate_der is None:
+                raise CertificateRequired() from None
+            raise
+        if call.certificate_der is None and token.x5t_s256 is not None:
+            raise CertificateRequired()
+        return token
 
     def _proof(self, call: Call, token: VerifiedToken) -> VerifiedProof | None:
         """The proof by the token's key; None where it names none, and then there may be none. Raises PolicyError."""

@@ -9,7 +9,7 @@ a voice only to seal it again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -21,6 +21,7 @@ from keyvault.approvals import Approval, Operation
 from keyvault.records import KeyRef, canonical
 from keyvault.sync.roster import Roster
 from keyvault.sync.signatures import Verify
+from policies.authority import key_alone
 from policies.errors import GrantExpired, GrantMismatch
 
 
@@ -33,6 +34,7 @@ class Purpose(StrEnum):
     CONSENT = "consent"
     READ = "read"
     ERASE = "erase"
+    LIVENESS = "liveness"
 
 
 class Binding(StrEnum):
@@ -40,19 +42,27 @@ class Binding(StrEnum):
 
     BOTH = "certificate and key"
     CERTIFICATE = "certificate"
+    KEY = "key"
 
     @property
     def members(self) -> frozenset[str]:
         """RFC 8705 §3.1 and RFC 9449 §6.1."""
-        return frozenset({"x5t#S256"}) if self is Binding.CERTIFICATE else frozenset({"x5t#S256", "jkt"})
+        return _BINDINGS[self][0]
 
     @property
     def scheme(self) -> str:
         """The one scheme in which such a token is taken: RFC 6750 §2.1, RFC 9449 §7.1."""
-        return "bearer" if self is Binding.CERTIFICATE else "dpop"
+        return _BINDINGS[self][1]
 
 
-OPENING = (Purpose.SPEAK, Purpose.COMPARE)
+_BINDINGS: Mapping[Binding, tuple[frozenset[str], str]] = {
+    Binding.BOTH: (frozenset({"x5t#S256", "jkt"}), "dpop"),
+    Binding.CERTIFICATE: (frozenset({"x5t#S256"}), "bearer"),
+    Binding.KEY: (frozenset({"jkt"}), "dpop"),
+}
+
+
+OPENING = (Purpose.SPEAK, Purpose.COMPARE, Purpose.LIVENESS)
 """The purposes that open a voice: they need its consent, and their token names its key."""
 
 
@@ -70,16 +80,26 @@ class VerifiedToken:
     consent: UUID | None
     text_sha256: str | None
     max_chars: int | None
-    x5t_s256: str
+    x5t_s256: str | None
+    """The certificate that the connection must have; None for the token of a browser, which has none."""
     jkt: str | None
     """The DPoP key that must sign for each use; None for a token that is bound to its certificate alone."""
     issued_at: int
     expires_at: int
+    liveness: UUID | None = None
+    """The nonce that the voice's speaker answered, where the token was asked for with a pass."""
 
     @property
     def bound(self) -> Binding:
         """What the token is bound to."""
-        return Binding.CERTIFICATE if self.jkt is None else Binding.BOTH
+        if self.jkt is None:
+            return Binding.CERTIFICATE
+        return Binding.KEY if self.x5t_s256 is None else Binding.BOTH
+
+    @property
+    def caller(self) -> str:
+        """What the client's row is found by (`Client.cert_sha256`)."""
+        return self.x5t_s256 or key_alone(self.jkt or "")
 
 
 @dataclass(frozen=True)
@@ -102,6 +122,8 @@ class Grant:
     proof: VerifiedProof | None
     intent_id: UUID
     decided_by: tuple[str, ...]
+    liveness: UUID | None = None
+    """The liveness nonce that was used up for this grant: the token's."""
 
     def require(self, purpose: Purpose, *, voice: UUID | None = None) -> None:
         """Raise GrantMismatch unless the grant is for this purpose and voice."""
@@ -109,13 +131,15 @@ class Grant:
             raise GrantMismatch(f"granted {self.token.purpose} of {self.token.voice}, asked {purpose} of {voice}")
 
     def recheck(self, now: float, *, key: KeyRef) -> None:
-        """The check at the moment of C_UnwrapKey: window, key version and both bindings. Raises GrantExpired, GrantMismatch."""
+        """The check at the moment of C_UnwrapKey: window, key version, bindings, nonce. Raises GrantExpired, GrantMismatch."""
         if not self.token.issued_at - CLOCK_TOLERANCE_S <= now < self.token.expires_at:
             raise GrantExpired()
         if self.token.key != key:
             raise GrantMismatch("the token names another key version")
-        if (self.proof and self.proof.jkt) != self.token.jkt or not self.token.x5t_s256:
+        if (self.proof and self.proof.jkt) != self.token.jkt or not (self.token.x5t_s256 or self.token.jkt):
             raise GrantMismatch("the token is not bound to this device")
+        if self.liveness != self.token.liveness:
+            raise GrantMismatch("the token's liveness nonce was not used up for this grant")
 
 
 CLOCK_TOLERANCE_S = 1

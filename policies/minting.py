@@ -32,6 +32,7 @@ from policies.errors import (
 from policies.gate import NotCounted, Refusals, counted, key_details, record_refusal, refusal_details, require_rows
 from policies.grants import OPENING, Binding, Purpose, VerifiedProof
 from policies.intents import Facts, Intent, Intents, Outcome
+from policies.liveness import Liveness, Owner
 from policies.proofs import ProofVerifier, certificate_thumbprint
 from policies.quotas import MINUTE_S, Limits
 from policies.store import Opening, PolicyStore, Request, deciding
@@ -47,12 +48,13 @@ MAX_DETAILS_LENGTH = 2048
 
 _SHA256_HEX = re.compile(r"[0-9a-f]{64}")
 _MEMBERS: dict[Purpose, tuple[frozenset[str], frozenset[str]]] = {
-    Purpose.SPEAK: (frozenset({"voice", "text_sha256"}), frozenset({"max_chars"})),
-    Purpose.COMPARE: (frozenset({"voice"}), frozenset()),
+    Purpose.SPEAK: (frozenset({"voice", "text_sha256"}), frozenset({"max_chars", "liveness"})),
+    Purpose.COMPARE: (frozenset({"voice"}), frozenset({"liveness"})),
     Purpose.ENROL: (frozenset({"consent"}), frozenset()),
     Purpose.CONSENT: (frozenset(), frozenset()),
     Purpose.READ: (frozenset(), frozenset()),
     Purpose.ERASE: (frozenset({"voice"}), frozenset()),
+    Purpose.LIVENESS: (frozenset({"voice"}), frozenset()),
 }
 """Members beside `type` and `actions`: those needed, those possible."""
 
@@ -92,6 +94,7 @@ class Wish:
     consent: UUID | None = None
     text_sha256: str | None = None
     max_chars: int | None = None
+    liveness: str | None = None
 
     @classmethod
     def parse(cls, details: str) -> Wish:
@@ -123,6 +126,7 @@ class Wish:
             consent=UUID(jws.text(members["consent"], "consent")) if "consent" in names else None,
             text_sha256=_hash(members["text_sha256"]) if "text_sha256" in names else None,
             max_chars=_max_chars(members.get("max_chars", MAX_CHARS)) if purpose is Purpose.SPEAK else None,
+            liveness=jws.text(members["liveness"], "liveness") if "liveness" in names else None,
         )
 
     def details(self) -> list[dict[str, Any]]:
@@ -132,6 +136,7 @@ class Wish:
             "consent": None if self.consent is None else str(self.consent),
             "text_sha256": self.text_sha256,
             "max_chars": self.max_chars,
+            "liveness": self.liveness,
         }
         granted = {name: value for name, value in optional.items() if value is not None}
         return [{"type": DETAILS_TYPE, "actions": [self.purpose.value], **granted}]
@@ -153,6 +158,7 @@ class Minting:
         key_of: KeyOf,
         territory: str,
         clock: Callable[[], float],
+        liveness: Liveness,
         throttle: Throttle | None = None,
     ) -> None:
         self._database = database
@@ -165,6 +171,7 @@ class Minting:
         self._key_of = key_of
         self._territory = territory
         self._clock = clock
+        self._liveness = liveness
         self._throttle = throttle or Throttle(Limits().attempts, clock)
 
     def issue(self, request: TokenRequest) -> IssuedToken:
@@ -178,7 +185,8 @@ class Minting:
                 opening = self._store.open(transaction, asked, *self._intents.place())
                 client = _client(opening, proof, request.certificate_der)
                 entitlement, decided_by = self._entitled(transaction, client, opening, wish, proof)
-                facts = {"jti": entitlement.jti, "policies": ",".join(decided_by), **key_details(entitlement.key)}
+                facts: Facts = {"jti": entitlement.jti, "policies": ",".join(decided_by), **key_details(entitlement.key)}
+                facts |= {} if entitlement.liveness is None else {"liveness": str(entitlement.liveness)}
                 intent = _intent("allowed", client, wish, proof, facts)
                 intent_id = self._intents.append(transaction, intent, opening.rows, commit=True)
         except (AuditError, AuditUnavailable):
@@ -227,7 +235,8 @@ class Minting:
         authority, left = opening.authority()
         require_rows(wish.purpose, authority)
         rows, now = (client, authority.voice, authority.consent), self._clock()
-        question = Question(wish.purpose, *rows, self._territory, now, left, _binding(client, proof))
+        nonce = self._answered(client, wish)
+        question = Question(wish.purpose, *rows, self._territory, now, left, _binding(client, proof), live=nonce is not None)
         decided_by = self._engine.at(opening.policies, transaction).decide(question).require()
         entitlement = Entitlement(
             jti=self._mint.new_jti(),
@@ -241,8 +250,15 @@ class Minting:
             consent=wish.consent,
             text_sha256=wish.text_sha256,
             max_chars=wish.max_chars,
+            liveness=nonce,
         )
         return entitlement, decided_by
+
+    def _answered(self, client: Client, wish: Wish) -> UUID | None:
+        """The nonce of the pass that the client names, if it names one. Raises LivenessInvalid, LivenessExpired."""
+        if wish.liveness is None or wish.voice is None:
+            return None
+        return self._liveness.presented(wish.liveness, Owner(client.tenant, client.client_id, wish.voice))
 
 
 def _binding(client: Client, proof: VerifiedProof | None) -> Binding:

@@ -15,7 +15,15 @@ from keyvault.database import Transaction
 from keyvault.records import KeyRef
 from policies.authority import Client, ClientState, Role, Voice, VoiceState, VoiceTerm
 from policies.consent import Consent, ConsentState, check_terms
-from policies.errors import ClientInactive, ClientUnknown, ConsentExpired, ConsentUnknown, ConsentWithdrawn, VoiceUnknown
+from policies.errors import (
+    BrowserHasNoCertificate,
+    ClientInactive,
+    ClientUnknown,
+    ConsentExpired,
+    ConsentUnknown,
+    ConsentWithdrawn,
+    VoiceUnknown,
+)
 from policies.quotas import EVERYONE, Limits, Quota, Scope
 from policies.store import PolicyStore
 
@@ -43,7 +51,16 @@ class Registry:
         client = self._client(transaction, client_id)
         if client.state is not ClientState.ACTIVE:
             raise ClientInactive(("base.client-active",))
+        if client.browser:
+            raise BrowserHasNoCertificate()
         return self._store.swap(transaction, client, replace(client, cert_sha256=cert_sha256, jkt=jkt))
+
+    def change_roles(self, transaction: Transaction, client_id: str, roles: Sequence[Role]) -> Client:
+        """Give a client these roles in place of those it has. Raises ClientUnknown, ClientInactive, RowChanged."""
+        client = self._client(transaction, client_id)
+        if client.state is not ClientState.ACTIVE:
+            raise ClientInactive(("base.client-active",))
+        return self._store.swap(transaction, client, replace(client, roles=tuple(roles)))
 
     def revoke_client(self, transaction: Transaction, client_id: str) -> Client:
         """From the commit on, the client may do nothing, also with tokens in hand. Raises ClientUnknown, RowChanged."""

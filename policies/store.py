@@ -100,7 +100,8 @@ class Request:
     The token endpoint has no token yet; who presents a certificate alone has no proof.
     """
 
-    x5t_s256: str
+    caller: str
+    """What the client's row is found by (`Client.cert_sha256`)."""
     proof: VerifiedProof | None
     now: float
     token: VerifiedToken | None = None
@@ -138,9 +139,9 @@ class PolicyStore:
         Authority is one query: the client with this certificate, the voice, and the voice's consent or else the one named.
         Raises AuthorityRowTampered. A transaction that is rolled back used up neither token nor proof nor quota.
         """
-        named = {"x5t_s256": request.x5t_s256, "voice_id": request.voice, "consent_id": request.consent}
+        named = {"x5t_s256": request.caller, "voice_id": request.voice, "consent_id": request.consent}
         limited = named | {"everyone": EVERYONE, "voice_name": None if request.voice is None else str(request.voice)}
-        spend = self.spend(request.x5t_s256, request.voice, request.now, requests=1, characters=request.characters)
+        spend = self.spend(request.caller, request.voice, request.now, requests=1, characters=request.characters)
         begin: Statement = (DURABLE_AS, named) if request.token is None else (DURABLE, {"tenant": request.token.tenant})
         consume = _consume(request)
         answers = send(transaction, begin, (AUTHORITY, named), consume, (LIMITS, limited), spend, *then)
@@ -170,11 +171,11 @@ class PolicyStore:
         own = sorted(quotas, key=lambda found: found.name != EVERYONE)  # an own limit counts before everyone's
         return left(dict.fromkeys(Scope, self._limits) | {found.scope: found.limits for found in own}, spent)
 
-    def spend(self, x5t_s256: str, voice_id: UUID | None, now: float, **amounts: int) -> Statement:
-        """The statement that counts use by the client with this certificate, and of this voice, in the windows of now."""
+    def spend(self, caller: str, voice_id: UUID | None, now: float, **amounts: int) -> Statement:
+        """The statement that counts use by the client that is found by `caller`, and of this voice, in the windows of now."""
         minute, day = windows(now)
         counted = dict.fromkeys(("requests", "attempts", "characters", "milliseconds"), 0) | amounts
-        return SPEND, counted | {"x5t_s256": x5t_s256, "voice_id": voice_id, "minute": minute, "day": day}
+        return SPEND, counted | {"x5t_s256": caller, "voice_id": voice_id, "minute": minute, "day": day}
 
     def quota(self, transaction: Transaction, scope: Scope, name: str) -> Quota | None:
         """The limits set under this name. Raises AuthorityRowTampered."""

@@ -1,6 +1,6 @@
 """Access tokens: ES256 JWTs signed in the HSM, bound to the client's certificate and DPoP key, to voice, key and text.
 
-Where a voice allows it, a token may be bound to the certificate alone.
+Where a voice allows it, a token may be bound to the certificate alone; a browser's is bound to its key alone.
 
 Standards: RFC 7519 as RFC 8725 restricts it, RFC 7800 and RFC 8705 §3.1 and RFC 9449 §6 for `cnf`.
 The order of the checks is part of the promise: lengths, spelling, header, signature, times, claims.
@@ -43,6 +43,11 @@ _BY_PURPOSE: Mapping[Purpose, frozenset[str]] = {
     Purpose.CONSENT: frozenset(),
     Purpose.READ: frozenset(),
     Purpose.ERASE: frozenset({"voice"}),
+    Purpose.LIVENESS: frozenset({"voice", "vkey"}),
+}
+_POSSIBLE: Mapping[Purpose, frozenset[str]] = {
+    Purpose.SPEAK: frozenset({"liveness"}),
+    Purpose.COMPARE: frozenset({"liveness"}),
 }
 _SHA256_HEX = re.compile(r"[0-9a-f]{64}")
 _SHA256_BASE64URL = re.compile(r"[A-Za-z0-9_-]{43}")
@@ -58,13 +63,14 @@ class Entitlement:
     tenant: str
     client_id: str
     purpose: Purpose
-    x5t_s256: str
+    x5t_s256: str | None
     jkt: str | None
     voice: UUID | None = None
     key: KeyRef | None = None
     consent: UUID | None = None
     text_sha256: str | None = None
     max_chars: int | None = None
+    liveness: UUID | None = None
 
 
 class TokenMint:
@@ -93,6 +99,7 @@ class TokenMint:
             "exp": now + TOKEN_LIFETIME_S,
         }
         _check_members(claims, entitlement.purpose)
+        _confirmation(claims["cnf"])
         signer = self._keys.signer()
         header = {"alg": "ES256", "typ": TOKEN_TYPE, "kid": self._kid(signer.public_key)}
         signed = f"{_segment(header)}.{_segment(claims)}"
@@ -155,6 +162,7 @@ class TokenVerifier:
             jkt=jkt,
             issued_at=issued_at,
             expires_at=expires_at,
+            liveness=_optional(claims, "liveness", _uuid),
         )
 
     def _check_times(self, claims: jws.Members) -> tuple[int, int]:
@@ -206,6 +214,7 @@ def _claims(entitlement: Entitlement) -> dict[str, Any]:
         "consent": entitlement.consent and str(entitlement.consent),
         "text_sha256": entitlement.text_sha256,
         "max_chars": entitlement.max_chars,
+        "liveness": entitlement.liveness and str(entitlement.liveness),
     }
     return {
         "sub": entitlement.client_id,
@@ -213,24 +222,29 @@ def _claims(entitlement: Entitlement) -> dict[str, Any]:
         "tenant": entitlement.tenant,
         "purpose": entitlement.purpose.value,
         "jti": entitlement.jti,
-        "cnf": {"x5t#S256": entitlement.x5t_s256} | ({} if entitlement.jkt is None else {"jkt": entitlement.jkt}),
-    } | {name: value for name, value in optional.items() if value is not None}
+        "cnf": _present({"x5t#S256": entitlement.x5t_s256, "jkt": entitlement.jkt}),
+    } | _present(optional)
+
+
+def _present(members: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in members.items() if value is not None}
 
 
 def _check_members(claims: Mapping[str, Any], purpose: Purpose) -> None:
-    """Every claim that this purpose needs, and no other. Raises ValueError."""
-    if claims.keys() != _REQUIRED | _BY_PURPOSE[purpose]:
+    """Every claim that this purpose needs, and none that it cannot have. Raises ValueError."""
+    needed = _REQUIRED | _BY_PURPOSE[purpose]
+    if not needed <= claims.keys() <= needed | _POSSIBLE.get(purpose, frozenset()):
         raise ValueError("claims other than this purpose has")
 
 
-def _confirmation(cnf: Any) -> tuple[str, str | None]:
+def _confirmation(cnf: Any) -> tuple[str | None, str | None]:
     """Exactly the members of one binding; one that we do not know could not be checked, so it is refused."""
     if not isinstance(cnf, dict) or cnf.keys() not in [binding.members for binding in Binding]:
         raise ValueError("cnf members")
     for value in cnf.values():
         if not isinstance(value, str) or not _SHA256_BASE64URL.fullmatch(value):
             raise ValueError("cnf values")
-    return cnf["x5t#S256"], cnf.get("jkt")
+    return cnf.get("x5t#S256"), cnf.get("jkt")
 
 
 def _optional(claims: Mapping[str, Any], name: str, read: Callable[[Any], Value]) -> Value | None:

@@ -74,7 +74,7 @@ def test_both_bindings_must_hold_and_no_other_is_taken(scene):
     header, claims = parts(token)
     for cnf in (
         {"kid": "x"},
-        {"jkt": claims["cnf"]["jkt"]},
+        {"jkt": claims["cnf"]["jkt"] + "="},
         claims["cnf"] | {"jwk": {}},
         {},
     ):
@@ -84,6 +84,11 @@ def test_both_bindings_must_hold_and_no_other_is_taken(scene):
     for changes, refusal in (({}, errors.SchemeInvalid), ({"scheme": "Bearer", "proof": None}, errors.ProofRequired)):
         with pytest.raises(refusal):
             house.gate.admit(house.call(device, alone, Purpose.SPEAK, voice, **changes))
+    # A browser's token names its key alone: this client is no browser, so nobody is found by it.
+    key_alone = sealed(house, header, claims | {"cnf": {"jkt": claims["cnf"]["jkt"]}})
+    for certificate in (device.certificate, None):
+        with pytest.raises(errors.ClientUnknown):
+            house.gate.admit(house.call(device, key_alone, Purpose.SPEAK, voice, certificate_der=certificate))
     house.gate.admit(house.call(device, token, Purpose.SPEAK, voice))
 
 
@@ -173,7 +178,8 @@ BODIES = {
     "/v1/audio/speech": {"json": {"model": "hibari", "input": "Hello.", "voice": str(uuid4()), "response_format": "wav"}},
     "/oauth/token": {"data": {"grant_type": "client_credentials", "authorization_details": "[]"}},
 }
-OPEN = {"/", "/healthz", "/readyz", "/.well-known/jwks.json", "/openapi.json", "/v1/models"}
+OPEN = {"/", "/healthz", "/readyz", "/.well-known/jwks.json", "/openapi.json", "/v1/models", "/v1/enrolments", "/v1/browser-keys"}
+"""Nobody is known here by a certificate: the last two take a one-time ticket, and a one-time code."""
 
 
 def test_every_route_demands_the_certificate_that_the_token_names():

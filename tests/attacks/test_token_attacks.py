@@ -147,7 +147,7 @@ def test_claims_attacks(house, token):
         *({"text_sha256": "0" * 63}, {"text_sha256": "A" * 64}, {"text_sha256": None}, {"text_sha256": ["0" * 64]}),
         *({"max_chars": "5"}, {"max_chars": -1}, {"max_chars": True}, {"max_chars": None}),
         *({"vkey": None}, {"vkey": {}}, {"vkey": claims["vkey"] | {"x": 1}}, {"vkey": claims["vkey"] | {"version": "1"}}),
-        *({"cnf": {"jkt": cnf["jkt"]}}, {"cnf": {"x5t#S256": cnf["jkt"] + "="}}, {"cnf": {}}, {"cnf": None}, {"cnf": [cnf]}),
+        *({"cnf": {"jkt": cnf["jkt"] + "="}}, {"cnf": {"x5t#S256": cnf["jkt"] + "="}}, {"cnf": {}}, {"cnf": None}, {"cnf": [cnf]}),
         *({"cnf": cnf | {"kid": "x"}}, {"cnf": {"jwk": {}}}, {"cnf": cnf | {"jkt": ""}}, {"cnf": cnf | {"jkt": cnf["jkt"] + "="}}),
         *({"consent": claims["voice"]}, {"admin": True}, {"scope": "all"}),
     ]
