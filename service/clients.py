@@ -6,6 +6,7 @@ key ever comes near this machine; `renew` does it again. `add` and `rotate` play
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import shutil
@@ -25,8 +26,17 @@ from policies.errors import ClientUnknown
 from policies.proofs import certificate_thumbprint, public_jwk
 from policies.quotas import EVERYONE
 from policies.tokens import jwk_thumbprint
-from service import certificates, steps
-from service.errors import ClientExists, ClientMissing, ClientNameRefused, RequestRefused, StepFailed, TenantRefused
+from service import certificates, step
+from service.errors import (
+    ClientAwaitsOfficers,
+    ClientExists,
+    ClientMissing,
+    ClientNameRefused,
+    RequestRefused,
+    RequestUnreadable,
+    StepFailed,
+    TenantRefused,
+)
 from service.holding import require_running
 from service.isolation import Account, establish
 from service.settings import Settings
@@ -68,6 +78,50 @@ def rotate(settings: Settings, name: str) -> Path:
     return _with_new_keys(settings, name, lambda request, jkt: renew(settings, request, name, jkt=jkt))
 
 
+def finish(settings: Settings, name: str, request: str) -> Path:
+    """Register what officers approved in `request`: new keys that `add` or `rotate` made and kept. Returns the client's folder.
+
+    Raises ClientNameRefused, ClientMissing where no keys wait, RequestUnreadable for a request of other keys, and
+    ClientAwaitsOfficers while too few have approved.
+    """
+    _check(name)
+    kept = _requested(settings, name)
+    if not kept.exists():
+        raise ClientMissing(f"no keys of {name} wait for officers")
+    facts = _asked(settings, request)
+    der = x509.load_pem_x509_certificate((kept / "client.pem").read_bytes()).public_bytes(serialization.Encoding.DER)
+    thumbprint_ = certificate_thumbprint(der)
+    if (facts.get("client"), facts.get("certificate")) != (name, f"x5t:{thumbprint_}"):
+        raise RequestUnreadable("the request is about another client, or about other keys than those that wait")
+    keys = {"client": name, "cert_sha256": thumbprint_, "jkt": facts["jkt"]}
+    if facts["act"] == "rotate":
+        row = _registered(settings, "rotate_client", **keys)
+    else:
+        row = _registered(settings, "register_client", **keys, tenant=facts["tenant"], roles=str(facts["roles"]).split())
+    _in_place(settings, kept, row)
+    return settings.client_dir(name)
+
+
+def change_roles(settings: Settings, name: str, roles: Sequence[Role]) -> dict[str, Any]:
+    """Give a client these roles in place of those it has; returns its row.
+
+    Raises ClientNameRefused, ClientMissing, StepFailed, and ClientAwaitsOfficers: given again once they approved, it is done.
+    """
+    _check(name)
+    return _registered(settings, "change_client_roles", client=name, roles=[role.value for role in roles])
+
+
+def _asked(settings: Settings, request: str) -> Mapping[str, Any]:
+    """The facts of a request about a client, as its signatures cover them."""
+    from keyvault.approval_kinds import Kind, Request  # only this reads requests
+    from service.sync.admin import ask
+
+    found = Request.decode(base64.b64decode(ask(settings, "approval", name=request)["request"], validate=True))
+    if found.meaning().kind is not Kind.CLIENT:
+        raise RequestUnreadable("this request is about no client")
+    return found.facts
+
+
 def revoke(settings: Settings, name: str) -> dict[str, Any]:
     """End a client for good: from the next request on it is refused by every worker, also with tokens in hand.
 
@@ -103,13 +157,13 @@ def issue(settings: Settings, request: bytes, name: str, *, tenant: str, roles: 
     pem, thumbprint = _certificate(settings, request, name)
     named = [role.value for role in roles]
     facts = {"client": name, "tenant": tenant, "roles": named, "cert_sha256": thumbprint, "jkt": jkt}
-    return Issued(pem, _registered(settings, "register_client", **facts))
+    return Issued(pem, _issued(pem, settings, "register_client", **facts))
 
 
 def renew(settings: Settings, request: bytes, name: str, *, jkt: str) -> Issued:
     """The same for a client that is registered: its old certificate and DPoP key end. Raises ClientMissing, StepFailed."""
     pem, thumbprint = _certificate(settings, request, name)
-    return Issued(pem, _registered(settings, "rotate_client", client=name, cert_sha256=thumbprint, jkt=jkt))
+    return Issued(pem, _issued(pem, settings, "rotate_client", client=name, cert_sha256=thumbprint, jkt=jkt))
 
 
 def accept(settings: Settings, name: str, certificate: bytes, *, tenant: str, roles: Sequence[Role], jkt: str) -> Mapping[str, Any]:
@@ -145,39 +199,70 @@ def _with_new_keys(settings: Settings, name: str, registered: Callable[[bytes, s
     shutil.rmtree(unfinished, ignore_errors=True)
     me.folder(unfinished)
     try:
-        issued = registered(request, thumbprint(dpop))
-        known = {"client_id": name, "tenant": issued.client["tenant"], "roles": issued.client["roles"]}
         me.file(unfinished / "client.key", private)
-        me.file(unfinished / "client.pem", issued.certificate)
         me.file(unfinished / "dpop.key", certificates.private_pem(dpop))
         me.file(unfinished / "ca.pem", (settings.officer_dir / "ca.pem").read_bytes())
-        me.file(unfinished / "client.json", json.dumps(known | {"base_url": settings.public_base_url}, indent=2) + "\n")
-        shutil.rmtree(folder, ignore_errors=True)
-        unfinished.rename(folder)
+        try:
+            issued = registered(request, thumbprint(dpop))
+        except ClientAwaitsOfficers as waits:
+            me.file(unfinished / "client.pem", waits.certificate)
+            shutil.rmtree(_requested(settings, name), ignore_errors=True)
+            unfinished.rename(_requested(settings, name))
+            raise
+        me.file(unfinished / "client.pem", issued.certificate)
+        _in_place(settings, unfinished, issued.client)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return folder
+
+
+def _in_place(settings: Settings, unfinished: Path, client: Mapping[str, Any]) -> None:
+    """The keys of a client that is registered, where it finds them."""
+    known = {"client_id": client["client"], "tenant": client["tenant"], "roles": client["roles"]}
+    facts = json.dumps(known | {"base_url": settings.public_base_url}, indent=2) + "\n"
+    Account.current().file(unfinished / "client.json", facts)
+    folder = settings.client_dir(str(client["client"]))
+    shutil.rmtree(folder, ignore_errors=True)
+    unfinished.rename(folder)
+
+
+def _requested(settings: Settings, name: str) -> Path:
+    """Where a development client's new keys wait for officers."""
+    folder = settings.client_dir(name)
+    return folder.with_name(f".{name}.requested")
+
+
+def _issued(pem: bytes, settings: Settings, registering: str, **facts: Any) -> dict[str, Any]:
+    """`_registered` for a certificate that was just issued; it goes along where officers are awaited."""
+    try:
+        return _registered(settings, registering, **facts)
+    except ClientAwaitsOfficers as waits:
+        waits.certificate = pem
+        raise
 
 
 def _certificate(settings: Settings, request: bytes, name: str) -> tuple[bytes, str]:
     """The certificate (PEM) for a request, and its x5t#S256."""
     _check(name)
     officer = establish(settings.state_dir, settings.site).officer
-    pem = str(steps.call(settings, officer, "issue", request=request.decode(errors="replace"), client=name)["pem"]).encode()
+    pem = str(step.call(settings, officer, "issue", request=request.decode(errors="replace"), client=name)["pem"]).encode()
     return pem, certificate_thumbprint(x509.load_pem_x509_certificate(pem).public_bytes(serialization.Encoding.DER))
 
 
-def _registered(settings: Settings, step: str, **facts: Any) -> dict[str, Any]:
+def _registered(settings: Settings, registering: str, **facts: Any) -> dict[str, Any]:
     """One step of the registration, under the vault's user."""
     require_running(settings)
     isolation = establish(settings.state_dir, settings.site)
     groups = isolation.database_groups(embedded=settings.embedded)
     try:
-        return steps.call(settings, isolation.vault, step, groups=groups, **facts)
+        answer = step.call(settings, isolation.vault, registering, groups=groups, **facts)
     except StepFailed as failed:
         if failed.cause == ClientUnknown.code:
             raise ClientMissing(f"there is no client {facts.get('client', facts.get('name'))}") from failed
         raise
+    if "request" in answer:
+        raise ClientAwaitsOfficers(str(answer["request"]), int(answer["needed"]))
+    return answer
 
 
 def _check(name: str) -> None:

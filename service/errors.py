@@ -249,3 +249,16 @@ class PolicySetRefused(ServiceError):
 
     code = "policy_set_invalid"
     fix = "Correct what the message names; `glottis policy propose FOLDER --dry-run` checks it. The active set stays as it is."
+
+
+class ClientAwaitsOfficers(ServiceError):
+    """Officers must approve this client first."""
+
+    code = "client_awaits_officers"
+    fix = "Let officers read and approve it (glottis approvals show ID), then give the command again with --request ID."
+
+    def __init__(self, request: str, needed: int) -> None:
+        super().__init__(f"request {request[:16]} waits for {needed} officers: one of the roles is marked as needing them")
+        self.request, self.needed = request, needed
+        self.certificate = b""
+        """The certificate that was issued already; until its row is written it opens nothing."""

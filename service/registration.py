@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 
@@ -12,11 +12,15 @@ from keyvault.hsm import Hsm
 from keyvault.records import RecordMac
 from policies.audit.store import AuditStore
 from policies.authority import Client, ClientState, Role
+from policies.errors import ClientUnknown
 from policies.intents import Facts, Intent
 from policies.quotas import EVERYONE, Limits, Scope
 from policies.registry import Registry
 from policies.store import PolicyStore, durable
+from service.client_approvals import ClientApprovals
+from service.inboxes import inbox_of, roster_in_force
 from service.masters import serving_token
+from service.policy_sets import ActiveSet
 from service.schema import opened
 from service.settings import Settings
 
@@ -30,24 +34,53 @@ class Registration:
     Raises AuthorityRowTampered rather than build on a row changed outside, and AuditUnavailable where it cannot be recorded.
     """
 
-    def __init__(self, database: Database, store: PolicyStore, audit: AuditStore) -> None:
-        self._database, self._store, self._audit = database, store, audit
+    def __init__(self, database: Database, store: PolicyStore, audit: AuditStore, officers: ClientApprovals | None = None) -> None:
+        """`officers`: whose approval clients with marked roles need; None where nobody marks any."""
+        self._database, self._store, self._audit, self._officers = database, store, audit, officers
         self._registry = Registry(store, time.time)
 
     def register(self, client: str, tenant: str, roles: Sequence[str], cert_sha256: str, jkt: str) -> Client:
-        """Register a client. Raises RowChanged if its name or certificate is taken."""
+        """Register a client. Raises OfficersAwaited, and RowChanged if its name or certificate is taken."""
         named = [Role(role) for role in roles]
-        with durable(self._database) as transaction:
+        wanted = Client(client, tenant, cert_sha256, jkt, tuple(named), ClientState.ACTIVE, 1)
+        with self._approved(wanted, "register", wanted.roles), durable(self._database) as transaction:
             made = self._registry.register_client(
                 transaction, client_id=client, tenant=tenant, cert_sha256=cert_sha256, jkt=jkt, roles=named
             )
             return self._recorded(transaction, "client.registered", made)
 
     def rotate(self, client: str, cert_sha256: str, jkt: str) -> Client:
-        """Give a client new keys; the old ones end. Raises ClientUnknown, ClientInactive, RowChanged."""
-        with durable(self._database) as transaction:
+        """Give a client new keys; the old ones end. Raises OfficersAwaited, ClientUnknown, ClientInactive, RowChanged."""
+        wanted = replace(self._known(client), cert_sha256=cert_sha256, jkt=jkt)
+        with self._approved(wanted, "rotate", wanted.roles), durable(self._database) as transaction:
             changed = self._registry.rotate_client(transaction, client, cert_sha256=cert_sha256, jkt=jkt)
             return self._recorded(transaction, "client.rotated", changed)
+
+    def change_roles(self, client: str, roles: Sequence[str]) -> Client:
+        """Give a client other roles. What widens them may need officers; what narrows them never does.
+
+        Raises OfficersAwaited, ClientUnknown, ClientInactive, RowChanged.
+        """
+        named, before = [Role(role) for role in roles], self._known(client)
+        wanted = replace(before, roles=tuple(named))
+        with self._approved(wanted, "roles", set(wanted.roles) - set(before.roles)), durable(self._database) as transaction:
+            changed = self._registry.change_roles(transaction, client, named)
+            return self._recorded(transaction, "client.roles_changed", changed)
+
+    @contextmanager
+    def _approved(self, client: Client, act: str, new: Collection[str]) -> Iterator[None]:
+        """Officers approved this where they must; after the block it is used up."""
+        operation = self._officers.require(client, act, new) if self._officers else None
+        yield
+        if self._officers:
+            self._officers.done(operation)
+
+    def _known(self, client: str) -> Client:
+        with durable(self._database) as transaction:
+            found = self._store.client(transaction, client)
+        if found is None:
+            raise ClientUnknown
+        return found
 
     def revoke(self, client: str) -> tuple[Client, bool]:
         """End a client for good; the second value is False if it was revoked before. Raises ClientUnknown, RowChanged."""
@@ -93,7 +126,15 @@ class Registration:
 def registration(settings: Settings) -> Iterator[Registration]:
     """The registration of this site, with the serving token and the vault's database role."""
     with _serving(settings) as (database, hsm):
-        yield Registration(database, PolicyStore(RecordMac(hsm)), AuditStore(database, hsm))
+        audit, roster = AuditStore(database, hsm), roster_in_force(settings, database, hsm)
+        officers = ClientApprovals(
+            database=database,
+            active=ActiveSet(hsm, settings.site, settings.roster_file),
+            inbox=inbox_of(settings, database, hsm, audit, roster),
+            roster=roster,
+            site=settings.site,
+        )
+        yield Registration(database, PolicyStore(RecordMac(hsm)), audit, officers)
 
 
 def check_records(settings: Settings) -> int:

@@ -1,17 +1,16 @@
 """What is done in a process and under a user of its own: ceremonies, the authority, the schema, clients' registration.
 
 `python -m service.steps` reads one JSON request on standard input and writes one JSON answer as its last line. PINs travel
-on that pipe, never in arguments or variables. `call` is the other end.
+on that pipe, never in arguments or variables. `service.step.call` is the other end.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,55 +29,12 @@ from policies.audit.errors import AuditTampered
 from policies.authority import Client
 from service import certificates
 from service.authority_key import TokenPrivateKey
-from service.errors import StepFailed
-from service.isolation import Account, harden_process, start
-from service.logs import configure_logging, last_words
+from service.isolation import Account, harden_process
+from service.logs import configure_logging
 from service.settings import Secret, Settings
 from service.site import Site, facts_json, module, token_config, token_facts
 
-_SECONDS = 180.0
 Answer = dict[str, Any]
-
-
-def call(settings: Settings, account: Account, step: str, *, groups: Sequence[int] = (), **request: Any) -> Answer:
-    """Run one step as `account` and return what it answers. Raises StepFailed with the step's own last words."""
-    with begun(settings, account, step, groups=groups, **request) as finish:
-        return finish()
-
-
-@contextmanager
-def begun(
-    settings: Settings, account: Account, step: str, *, groups: Sequence[int] = (), **request: Any
-) -> Iterator[Callable[[], Answer]]:
-    """Start a step and yield what waits for its answer; a step still running when the block ends is ended."""
-    argv = [sys.executable, "-P", "-m", "service.steps"]
-    environ = settings.environ(worker=step)
-    child = start(argv, account, environ=environ, groups=groups, stdin=subprocess.PIPE, output=subprocess.PIPE)
-    assert child.stdin is not None
-    with child:
-        try:
-            with suppress(BrokenPipeError):  # it died: its last words say why
-                child.stdin.write(json.dumps(request | {"step": step}).encode())  # fits into the pipe: nobody waits
-                child.stdin.close()
-            child.stdin = None
-            yield lambda: _answer(child, step)
-        finally:
-            child.kill()
-
-
-def _answer(child: subprocess.Popen[bytes], step: str) -> Answer:
-    try:
-        said, _ = child.communicate(timeout=_SECONDS)
-    except subprocess.TimeoutExpired:
-        raise StepFailed(f"{step} did not end within {_SECONDS:.0f} s") from None
-    if child.returncode != 0:
-        last = last_words(said)
-        reason = last.get("event") or f"ended with {child.returncode}"
-        raise StepFailed(
-            str(reason) if last.get("event") else f"{step} {reason}", fix=last.get("fix"), cause=last.get("code", "step_failed")
-        )
-    answer: Answer = json.loads(said.splitlines()[-1])
-    return answer
 
 
 def make_token(settings: Settings, *, name: str, folder: str, so_pin: str, user_pin: str) -> Answer:
@@ -150,7 +106,7 @@ def register_client(settings: Settings, *, client: str, tenant: str, roles: Sequ
     from service.registration import registration
 
     with registration(settings) as clients:
-        return _client(clients.register(client, tenant, roles, cert_sha256, jkt))
+        return _or_awaited(lambda: clients.register(client, tenant, roles, cert_sha256, jkt))
 
 
 def rotate_client(settings: Settings, *, client: str, cert_sha256: str, jkt: str) -> Answer:
@@ -158,7 +114,15 @@ def rotate_client(settings: Settings, *, client: str, cert_sha256: str, jkt: str
     from service.registration import registration
 
     with registration(settings) as clients:
-        return _client(clients.rotate(client, cert_sha256, jkt))
+        return _or_awaited(lambda: clients.rotate(client, cert_sha256, jkt))
+
+
+def change_client_roles(settings: Settings, *, client: str, roles: Sequence[str]) -> Answer:
+    """Give a client other roles."""
+    from service.registration import registration
+
+    with registration(settings) as clients:
+        return _or_awaited(lambda: clients.change_roles(client, roles))
 
 
 def revoke_client(settings: Settings, *, client: str) -> Answer:
@@ -281,6 +245,7 @@ STEPS: Mapping[str, Callable[..., Answer]] = {
     "prepare_schema": prepare_schema,
     "register_client": register_client,
     "rotate_client": rotate_client,
+    "change_client_roles": change_client_roles,
     "revoke_client": revoke_client,
     "quota": quota,
     "list_clients": list_clients,
@@ -303,6 +268,16 @@ def _officer(settings: Settings) -> Iterator[Hsm]:
         yield hsm
     finally:
         hsm.close()
+
+
+def _or_awaited(change: Callable[[], Client]) -> Answer:
+    """The client's row, or the request that officers must approve first."""
+    from service.client_approvals import OfficersAwaited
+
+    try:
+        return _client(change())
+    except OfficersAwaited as waits:
+        return {"request": waits.request, "needed": waits.needed}
 
 
 def _client(client: Client) -> Answer:

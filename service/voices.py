@@ -19,7 +19,7 @@ from keyvault.approvals import Operation
 from keyvault.database import Database, Transaction
 from keyvault.errors import KeyVaultError, RecordTampered
 from keyvault.hsm import Hsm, KeyName, SiteHsm
-from keyvault.inbox import Inbox, InboxParts
+from keyvault.inbox import Inbox
 from keyvault.keys import VoiceKeys
 from keyvault.lifecycle import APPROVALS_LAST
 from keyvault.records import RecordMac, RingVersion, Tombstone
@@ -27,9 +27,8 @@ from keyvault.rings import Rings
 from keyvault.schedules import DOMAIN as SCHEDULE_DOMAIN
 from keyvault.schedules import Schedule
 from keyvault.store import KeyStore
-from keyvault.sync.roster import Roster, machine
+from keyvault.sync.roster import Roster
 from keyvault.sync.signatures import verify_p256
-from keyvault.sync.state import SiteState
 from keyvault.sync.store import ScheduleStore, SyncStore
 from keyvault.tombstones import Tombstones
 from policies.audit.details import Details
@@ -40,9 +39,9 @@ from policies.grants import REKEY, MaintenanceGrant, rekey_description
 from policies.intents import Facts, Intent
 from policies.registry import Registry
 from policies.store import PolicyStore, durable
+from service.inboxes import inbox_of, roster_in_force
 from service.key_events import KeyEventRecorder
 from service.masters import connect, serving_token
-from service.officers import read_roster
 from service.settings import Settings
 from service.shredding import forecast
 from voiceprints import erasure_certificate
@@ -155,17 +154,7 @@ class Voices:
 
     def _inbox(self) -> Inbox:
         """Where officers' approvals of this site are."""
-        return Inbox(
-            InboxParts(
-                database=self.database,
-                recorder=KeyEventRecorder(self.audit),
-                roster=lambda: self.roster,
-                requester=machine(self.settings.site),
-                sign=self._sign,
-                verify=verify_p256,
-                clock=lambda: datetime.now(UTC),
-            )
-        )
+        return inbox_of(self.settings, self.database, self.hsm, self.audit, self.roster)
 
     def certificate(self, voice: UUID, document: str | None) -> Answer:
         """This site's certificate of the voice's erasure; with `document`, the other site's with this site's signature too.
@@ -259,17 +248,10 @@ def erasure_of(hsm: Hsm, policies: PolicyStore, audit: AuditStore, *, alone: boo
 
 def _voices(settings: Settings, database: Database, hsm: SiteHsm) -> Voices:
     policies, audit = PolicyStore(RecordMac(hsm)), AuditStore(database, hsm)
-    roster = _roster(settings, database, hsm)
+    roster = roster_in_force(settings, database, hsm)
     erasure = erasure_of(hsm, policies, audit, alone=roster.development)
     tombstones = Tombstones(RecordMac(hsm), KeyEventRecorder(audit))
     return Voices(settings, database, hsm, policies, audit, tombstones, erasure, roster)
-
-
-def _roster(settings: Settings, database: Database, hsm: Hsm) -> Roster:
-    """The roster in force; before the site process began, the one that it will begin with."""
-    with durable(database) as transaction:
-        state = SyncStore(RecordMac(hsm)).state(transaction, settings.site)
-    return SiteState.decode(state).ledger.roster if state else read_roster(settings.roster_file)
 
 
 def _voice(voice: Voice) -> Answer:

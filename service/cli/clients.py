@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import click
@@ -12,8 +14,9 @@ import click
 from policies.authority import ClientState, Role
 from policies.quotas import EVERYONE
 from service import clients as registered
+from service.cli.exits import Ended, Exit
 from service.cli.main import say_json
-from service.errors import ClientMissing
+from service.errors import ClientAwaitsOfficers, ClientMissing
 from service.settings import Settings
 
 DEFAULT_TENANT = "default"
@@ -31,16 +34,31 @@ def clients() -> None:
     "--role", "roles", type=click.Choice([role.value for role in Role]), multiple=True, help="May be repeated. Needed once."
 )
 @click.option("--replace", is_flag=True, help="The same as `rotate`, without --tenant and --role: both stay.")
+@click.option("--request", metavar="ID", help="Register the keys that waited for officers, as they approved in request ID.")
 @click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
-def add(name: str, tenant: str | None, roles: tuple[str, ...], replace: bool, as_json: bool) -> None:
-    """Make keys and a certificate for NAME, for development, and register them."""
+def add(name: str, tenant: str | None, roles: tuple[str, ...], replace: bool, request: str | None, as_json: bool) -> None:
+    """Make keys and a certificate for NAME, for development, and register them.
+
+    Where the active set of policies marks one of the roles, this asks officers and ends with 75: keys and certificate wait, and
+    open nothing. Once they approved: glottis clients add NAME --request ID.
+    """
+    if request is not None:
+        if replace or tenant is not None or roles:
+            raise click.UsageError("--request registers exactly what officers approved: leave out the other options.")
+        _made(name, registered.finish(Settings.load(os.environ), name, request), as_json=as_json)
+        return
     if replace and (tenant is not None or roles):
         raise click.UsageError("--replace keeps tenant and roles: leave out --tenant and --role.")
     if not replace and not roles:
         raise click.UsageError("Missing option '--role'.")
     settings = Settings.load(os.environ)
     given = DEFAULT_TENANT if tenant is None else tenant
-    folder = registered.add(settings, name, tenant=given, roles=[Role(role) for role in roles], replace=replace)
+    with _awaiting(name, as_json=as_json):
+        folder = registered.add(settings, name, tenant=given, roles=[Role(role) for role in roles], replace=replace)
+    _made(name, folder, as_json=as_json)
+
+
+def _made(name: str, folder: Path, *, as_json: bool) -> None:
     if as_json:
         known = json.loads((folder / "client.json").read_text())
         say_json({"client": name, "tenant": known["tenant"], "roles": known["roles"], "folder": str(folder)})
@@ -60,16 +78,36 @@ def add(name: str, tenant: str | None, roles: tuple[str, ...], replace: bool, as
 def accept(name: str, certificate: BinaryIO, jkt: str, tenant: str, roles: tuple[str, ...], as_json: bool) -> None:
     """Register NAME here too, by the certificate that the cluster's other site issued. Each site has its own list."""
     named = [Role(role) for role in roles]
-    row = registered.accept(Settings.load(os.environ), name, certificate.read(), tenant=tenant, roles=named, jkt=jkt)
+    with _awaiting(name, as_json=as_json):
+        row = registered.accept(Settings.load(os.environ), name, certificate.read(), tenant=tenant, roles=named, jkt=jkt)
     _say(row, f"{name} is registered at this site", as_json=as_json)
+
+
+@clients.command("roles")
+@click.argument("name")
+@click.option(
+    "--role", "roles", type=click.Choice([role.value for role in Role]), multiple=True, required=True, help="May be repeated."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
+def roles_(name: str, roles: tuple[str, ...], as_json: bool) -> None:
+    """Give NAME exactly these roles; they hold from its next request on, at every worker.
+
+    A role that officers marked and that NAME does not have yet asks them first: give the same command again once they approved.
+    """
+    with _awaiting(name, as_json=as_json):
+        row = registered.change_roles(Settings.load(os.environ), name, [Role(role) for role in roles])
+    _say(row, f"{name} has the roles {', '.join(row['roles'])}", as_json=as_json)
 
 
 @clients.command()
 @click.argument("name")
+@click.option("--request", metavar="ID", help="Register the keys that waited for officers, as they approved in request ID.")
 @click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
-def rotate(name: str, as_json: bool) -> None:
+def rotate(name: str, request: str | None, as_json: bool) -> None:
     """Give NAME new keys, for development; the old ones end with its next request. Tenant and roles stay."""
-    folder = registered.rotate(Settings.load(os.environ), name)
+    with _awaiting(name, as_json=as_json):
+        settings = Settings.load(os.environ)
+        folder = registered.finish(settings, name, request) if request else registered.rotate(settings, name)
     if as_json:
         say_json({"client": name, "folder": str(folder)})
     else:
@@ -132,6 +170,17 @@ def quota(name: str, voice: bool, as_json: bool, **limits: int | None) -> None:
     failing = "" if voice else f" and {found['attempts']} failed attempts"
     sentence = f"{whose if name == EVERYONE else name} may use {minute}{failing} a minute, {day} a day"
     _say({"name": name, "scope": "voice" if voice else "client", **found}, sentence, as_json=as_json)
+
+
+@contextmanager
+def _awaiting(name: str, *, as_json: bool) -> Iterator[None]:
+    """Say which request waits for officers, where one does, and end with 75."""
+    try:
+        yield
+    except ClientAwaitsOfficers as waits:
+        _say({"client": name, "request": waits.request, "needed": waits.needed}, str(waits), as_json=as_json)
+        click.echo(f"glottis approvals show {waits.request[:16]}", err=True)
+        raise Ended(Exit.TEMPORARY) from None
 
 
 def _say(facts: Mapping[str, Any], sentence: str, *, as_json: bool) -> None:
