@@ -123,7 +123,8 @@ class PolicySet:
         shipped = _forbidden()
         if permitted := [str(row) for row in shipped if engine.decide(row.question).allowed]:
             raise PolicySetInvalid(f"what ships as forbidden is allowed: {'; '.join(permitted)}")
-        if alone := cases.uncovered(engine, [*rows, *shipped]):
+        holding = [row for row in cases.tables() if engine.decide(row.question) == row.expected]
+        if alone := cases.uncovered(engine, [*rows, *holding]):
             raise PolicySetInvalid(f"no row expects {', '.join(alone)} to decide")
         return engine
 
