@@ -11,7 +11,7 @@ from secrets import token_hex
 
 import policies.audit.verify
 from policies.audit.export import Range, export
-from service import steps
+from service import step
 from service.errors import RecordsTampered
 from service.isolation import establish
 from service.schema import opened
@@ -35,7 +35,7 @@ def check_records(settings: Settings) -> int:
     """
     isolation = establish(settings.state_dir, settings.site)
     groups = isolation.database_groups(embedded=settings.embedded)
-    found = steps.call(settings, isolation.vault, "check_audit", groups=groups)
+    found = step.call(settings, isolation.vault, "check_audit", groups=groups)
     if "tampered" in found:
         raise RecordsTampered(f"an audit record does not hold: {found['tampered']}")
     return int(found["rows"])

@@ -17,7 +17,7 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import make_url
 
-from service import certificates, sites, steps
+from service import certificates, sites, step
 from service.embedded import SUPERUSER, EmbeddedPostgres, new_password
 from service.errors import HalfMade
 from service.holding import held as held
@@ -94,7 +94,7 @@ def _second_site(settings: Settings, isolation: Isolation) -> Iterator[Callable[
         yield lambda: None
         return
     isolation.officer.folder(second.state_dir, 0o711)
-    with steps.begun(second, isolation.officer, "prepare_site") as answer:
+    with step.begun(second, isolation.officer, "prepare_site") as answer:
         yield lambda: Introduction.from_json(answer())
 
 
@@ -117,19 +117,19 @@ def prepare_schema(installation: Installation) -> None:
         owners[OWNER] = ("owner", isolation.officer)
         admin_url = installation.postgres.url(SUPERUSER, superuser_password(installation.settings), "postgres")
     if all(settings.url_file(name).exists() for name, _ in owners.values()):
-        steps.call(settings, isolation.officer, "prepare_schema", admin_url=None, owner_url=settings.owner_url(), passwords={})
+        step.call(settings, isolation.officer, "prepare_schema", admin_url=None, owner_url=settings.owner_url(), passwords={})
         return
     passwords = {role: new_password() for role in owners}
     urls = {role: _role_url(installation, role, password) for role, password in passwords.items()}
     owner_url = urls.get(OWNER) or settings.owner_url()
-    steps.call(settings, isolation.officer, "prepare_schema", admin_url=admin_url, owner_url=owner_url, passwords=passwords)
+    step.call(settings, isolation.officer, "prepare_schema", admin_url=admin_url, owner_url=owner_url, passwords=passwords)
     for role, (name, account) in owners.items():
         account.file(settings.url_file(name), urls[role] + "\n")
 
 
 def issue_client(settings: Settings, request: bytes, name: str) -> bytes:
     """A client's certificate (PEM) for a PKCS #10 request (PEM), from the authority in the officer token."""
-    answer = steps.call(settings, Account.current(), "issue", request=request.decode(errors="replace"), client=name)
+    answer = step.call(settings, Account.current(), "issue", request=request.decode(errors="replace"), client=name)
     return str(answer["pem"]).encode()
 
 
@@ -172,7 +172,7 @@ def _token(settings: Settings, name: str, owner: Account, officer: Account) -> I
     shutil.rmtree(unfinished, ignore_errors=True)
     owner.folder(unfinished)
     so_pin, user_pin = new_password(), new_password()
-    making = steps.begun(settings, owner, "make_token", name=name, folder=str(unfinished), so_pin=so_pin, user_pin=user_pin)
+    making = step.begun(settings, owner, "make_token", name=name, folder=str(unfinished), so_pin=so_pin, user_pin=user_pin)
     with making as answer:
 
         def finish() -> None:
@@ -213,7 +213,7 @@ def _certificates(settings: Settings, isolation: Isolation, site: Site) -> None:
     """The authority's certificate once; the server's whenever it is missing, old, or names other hosts than are served."""
     officer, authority = isolation.officer, settings.officer_dir / "ca.pem"
     if not authority.exists():
-        answer = steps.call(settings, officer, "make_authority", installation=str(site.cluster))
+        answer = step.call(settings, officer, "make_authority", installation=str(site.cluster))
         officer.file(authority, answer["pem"], mode=0o644)
     certificate, key = settings.tls_dir / "server.pem", settings.tls_dir / "server.key"
     hosts = certificates.hosts(settings.public_base_url, settings.bind)
@@ -221,7 +221,7 @@ def _certificates(settings: Settings, isolation: Isolation, site: Site) -> None:
     if whole and not certificates.needs_renewal(certificate.read_bytes(), authority.read_bytes(), hosts, datetime.now(UTC)):
         return
     private, request = certificates.new_request()
-    answer = steps.call(settings, officer, "issue", request=request.decode(), hosts=hosts)
+    answer = step.call(settings, officer, "issue", request=request.decode(), hosts=hosts)
     certificate.unlink(missing_ok=True)  # a key beside another key's certificate must not look whole
     isolation.edge.file(key, private)
     isolation.edge.file(settings.tls_dir / "ca.pem", authority.read_bytes(), mode=0o644)

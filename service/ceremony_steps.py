@@ -25,7 +25,8 @@ from keyvault.pkcs11_names import Mechanism
 from keyvault.pkcs11_start import TokenConfig
 from service.errors import StepFailed
 from service.isolation import Account, harden_process, start
-from service.logs import configure_logging, last_words
+from service.log_files import last_words
+from service.logs import configure_logging
 from service.settings import Settings
 from service.site import Site, token_config
 

@@ -9,7 +9,7 @@ from importlib import metadata
 
 from sqlalchemy import text
 
-from service import bringup, holding, site_checks, steps
+from service import bringup, holding, site_checks, step
 from service.audit_bundles import check_records
 from service.cli.exits import Exit, exit_for
 from service.errors import AlreadyRunning, StateFolderRefused
@@ -105,7 +105,7 @@ def _tokens(settings: Settings, isolation: Isolation) -> Iterator[Finding]:
 
 
 def _token(settings: Settings, name: str, owner: Account) -> str:
-    masters = steps.call(settings, owner, "probe_token", name=name)["masters"]
+    masters = step.call(settings, owner, "probe_token", name=name)["masters"]
     if not masters:
         return "opens; holds nothing that it should not"
     return f"opens; refuses every weaker request; sealed, wrapped, unwrapped and opened under {', '.join(masters)}"

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 from sqlalchemy import text as sql
 
-from service import steps
+from service import step
 from service.client import Refused, VoiceClient
 from service.errors import ServiceError
 from service.isolation import establish
@@ -141,7 +141,7 @@ def edited_consent(scene: Scene) -> None:
 def weaker_unwrap(scene: Scene) -> None:
     """With the serving PIN, straight at the token, in a process of its own."""
     account = establish(scene.settings.state_dir).vault
-    answers = steps.call(scene.settings, account, "try_unwraps")
+    answers = step.call(scene.settings, account, "try_unwraps")
     if answers.pop("the full template") != "OK":
         raise DemoFailed("the token refused the right template")
     allowed = [attempt for attempt, answer in answers.items() if answer == "OK"]

@@ -7,19 +7,20 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
-from keyvault.ceremony import TokenFacts
 from keyvault.errors import HsmUnavailable
 from keyvault.hsm import KeyName, RingMaster
-from keyvault.pkcs11_start import TokenConfig
-from keyvault.softhsm import find_module
 from policies.audit.checkpoint import verifier_key
 from policies.audit.verify import VerifierKey
 from service.errors import HalfMade
 from service.isolation import Isolation
 from service.settings import Settings
+
+if TYPE_CHECKING:  # most commands only read facts: they need not load the HSM's libraries
+    from keyvault.ceremony import TokenFacts
+    from keyvault.pkcs11_start import TokenConfig
 
 _FORMAT = 1
 
@@ -94,6 +95,8 @@ def facts_json(facts: TokenFacts) -> dict[str, Any]:
 
 def token_facts(found: Mapping[str, Any]) -> TokenFacts:
     """The same, read back. Raises KeyError, TypeError or ValueError."""
+    from keyvault.ceremony import TokenFacts
+
     return TokenFacts(
         str(found["label"]),
         str(found["serial"]),
@@ -106,6 +109,8 @@ def module(settings: Settings) -> Path:
     """The PKCS#11 module: the one that the settings name and no other, or the SoftHSM found. Raises HsmUnavailable."""
     named = settings.pkcs11_module
     if named is None:
+        from keyvault.softhsm import find_module
+
         return find_module()
     if not named.is_file():
         raise HsmUnavailable(f"GLOTTIS_PKCS11_MODULE names {named}, which does not exist")
@@ -114,4 +119,6 @@ def module(settings: Settings) -> Path:
 
 def token_config(settings: Settings, name: str, facts: TokenFacts) -> TokenConfig:
     """Where one of this site's tokens is."""
+    from keyvault.pkcs11_start import TokenConfig
+
     return TokenConfig(module(settings), facts.label, facts.serial, settings.token_dir(name), profile=settings.pkcs11_profile)

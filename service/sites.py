@@ -20,7 +20,7 @@ from cryptography import x509
 from keyvault.approvals import Officer
 from keyvault.hsm import KeyName
 from keyvault.sync.roster import Roster, SiteKey
-from service import certificates, steps
+from service import certificates, step
 from service.errors import IntroductionRefused
 from service.isolation import Account, Isolation, establish
 from service.officers import OfficerKey, new_key, read_roster
@@ -138,7 +138,7 @@ def admit(
     if introduction.key not in roster.sites:
         raise IntroductionRefused("the roster names no such site with this token and key")
     link = _link_certificate(settings, isolation, introduction.link, link_name(introduction.site, roster.cluster))
-    edge = steps.call(settings, isolation.officer, "issue", request=introduction.edge, hosts=list(introduction.hosts))
+    edge = step.call(settings, isolation.officer, "issue", request=introduction.edge, hosts=list(introduction.hosts))
     authority = (settings.officer_dir / "ca.pem").read_text()
     first = settings.roster_file.read_bytes()
     given = {"authority": authority, "link": link, "edge": str(edge["pem"])}
@@ -146,7 +146,7 @@ def admit(
 
 
 def _link_certificate(settings: Settings, isolation: Isolation, request: str, name: str) -> str:
-    return str(steps.call(settings, isolation.officer, "issue_site", request=request, name=name)["pem"])
+    return str(step.call(settings, isolation.officer, "issue_site", request=request, name=name)["pem"])
 
 
 def enter(settings: Settings, isolation: Isolation, site: Site, welcome: Mapping[str, Any]) -> Site:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from service.errors import ProcessFailed, ServiceError
 from service.isolation import Account, start
-from service.logs import last_words, roll
+from service.log_files import last_words, roll
 
 READY_SECONDS = 60.0
 BACKOFF_SECONDS = (0.1, 0.5, 1.0, 2.0, 4.0)

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import click
 
-from service import steps
+from service import step
 from service.cli.exits import Ended, Exit
 from service.cli.main import say_json
 from service.cli.output import json_option, say
@@ -185,7 +185,7 @@ def _ask(settings: Settings, call: str, **request: Any) -> dict[str, Any]:
     require_running(settings)
     isolation = establish(settings.state_dir, settings.site)
     groups = isolation.database_groups(embedded=settings.embedded)
-    return steps.call(settings, isolation.vault, "voices", groups=groups, call=call, request=request)
+    return step.call(settings, isolation.vault, "voices", groups=groups, call=call, request=request)
 
 
 def _settings() -> Settings:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from whole_service import PYTHON_PATH, ROOT, brought_up, free_port, glottis, state  # noqa: F401 — fixtures
 
-from service import bringup, steps
+from service import bringup, step
 from service.errors import AlreadyRunning, HalfMade, StateFolderRefused, StepFailed
 from service.isolation import establish
 from service.settings import Settings
@@ -136,13 +136,13 @@ def test_a_start_cut_off_anywhere_is_taken_up_again(state):  # noqa: F811
     assert not state.token_dir("log.new").exists()
     for name in ("serving", "log", "officer"):
         owner = {"serving": made.isolation.vault, "log": made.isolation.log}.get(name, made.isolation.officer)
-        steps.call(state, owner, "probe_token", name=name)
+        step.call(state, owner, "probe_token", name=name)
 
 
 def test_a_wrong_pin_is_one_clear_failure(state):  # noqa: F811
     state.pin_file("serving").write_text("wrong\n")
     with pytest.raises(StepFailed, match="refused the PIN") as failed:
-        steps.call(state, establish(state.state_dir).vault, "probe_token", name="serving")
+        step.call(state, establish(state.state_dir).vault, "probe_token", name="serving")
     assert failed.value.cause == "pin_rejected"
     assert "wrong" not in str(failed.value)
 
@@ -183,9 +183,9 @@ def test_pins_never_stand_in_arguments_or_environment(state_dir, tmp_path):
     spy.chmod(0o755)
     code = (
         "import sys; sys.executable = sys.argv[2]\n"
-        "from service import steps; from service.settings import Settings; from service.isolation import Account\n"
+        "from service import step; from service.settings import Settings; from service.isolation import Account\n"
         "s = Settings.load({'GLOTTIS_STATE_DIR': sys.argv[1]}); f = s.state_dir / 'log.new'; f.mkdir(parents=True)\n"
-        "steps.call(s, Account.current(), 'make_token', name='log', folder=str(f), so_pin='so-7731', user_pin='us-9902')\n"
+        "step.call(s, Account.current(), 'make_token', name='log', folder=str(f), so_pin='so-7731', user_pin='us-9902')\n"
     )
     argv = [sys.executable, "-c", code, state_dir / "s", spy]
     subprocess.run(argv, env=PYTHON_PATH, cwd=ROOT, check=True, capture_output=True)

@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from service.logs import REMOVED, last_words, without_secrets
+from service.log_files import last_words
+from service.logs import REMOVED, without_secrets
 
 ROOT = Path(__file__).parents[2]
 SECRET = "v9-hush-hush"
