@@ -33,6 +33,7 @@ from sqlalchemy import insert, text
 from bench.lines import report_ratio
 from keyvault.database import Database
 from keyvault.hsm import Hsm, KeyName
+from keyvault.key_uses import Place
 from keyvault.keys import VoiceKeys
 from keyvault.records import RecordMac
 from keyvault.signing.serving import SigningKeys
@@ -42,6 +43,7 @@ from policies.authority import Role
 from policies.engine import PolicyEngine
 from policies.gate import Call, Gate
 from policies.grants import Purpose
+from policies.liveness import Liveness
 from policies.minting import Minting, TokenRequest
 from policies.proofs import ProofVerifier, certificate_thumbprint, make_proof, public_jwk
 from policies.registry import Registry
@@ -77,6 +79,7 @@ class Site:
         signing = SigningKeys(self.hsm, self.database, KeyName.TOKEN_SIGNER, lambda: datetime.now(UTC))
         self.mint = TokenMint(self.hsm, signing, issuer, AUDIENCE, time.time)
         proofs, engine, refusals = ProofVerifier(issuer, time.time), PolicyEngine.shipped(), RefusalCounts(time.time)
+        liveness = Liveness(mac, self.hsm.random, time.time)
         self.gate = Gate(
             database=self.database,
             verifier=TokenVerifier(signing, issuer, AUDIENCE, time.time),
@@ -87,6 +90,7 @@ class Site:
             refusals=refusals,
             territory=self.settings.territory,
             clock=time.time,
+            liveness=liveness,
         )
         self.minting = Minting(
             database=self.database,
@@ -99,6 +103,7 @@ class Site:
             key_of=lambda transaction, voice: self.keys.get(transaction, voice.dek_id).ref,
             territory=self.settings.territory,
             clock=time.time,
+            liveness=liveness,
         )
         self._dpop = ec.generate_private_key(ec.SECP256R1())
         _, request = certificates.new_request()
@@ -192,7 +197,7 @@ def site() -> Iterator[Site]:
             assert installation.postgres is not None
             with installation.postgres.serving(bringup.superuser_password(settings)):
                 database = connect(settings.role_url("vault"))
-                with serving_token(settings, database) as hsm:
+                with serving_token(settings, database, Place.TOKEN) as hsm:
                     yield Site(settings, database, hsm)
                 database.dispose()
     finally:

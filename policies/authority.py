@@ -49,6 +49,8 @@ class VoiceTerm(StrEnum):
 
     BEARER = "bearer"
     """Tokens bound to a certificate alone may open it."""
+    LIVENESS = "liveness"
+    """It opens only with a nonce that its speaker answered (`policies.liveness`)."""
 
 
 @dataclass(frozen=True)

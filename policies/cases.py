@@ -1,7 +1,7 @@
 """Tables of cases beside the policies: what each policy must decide, as rows that people read and `glottis policy test` runs.
 
 A row names what differs from an honest request: `{"name", "action", "client", "voice", "consent", "territory", "left",
-"bound", "allowed", "decided_by"}`, of which `client`, `voice`, `consent`, `territory`, `left` and `bound` may be
+"bound", "live", "allowed", "decided_by"}`, of which `client`, `voice`, `consent`, `territory`, `left`, `bound` and `live` may be
 left out. Null: there is no such row. A client may be a `browser`, and be limited to the voice that is asked for (`own_voice`).
 """
 
@@ -44,7 +44,9 @@ HONEST = Question(Purpose.SPEAK, _CLIENT, _VOICE, _CONSENT, TERRITORY, NOW.times
 """A request that nothing speaks against: a client with every role, its own voice, a consent for everywhere."""
 
 _STATES = {Client: ClientState, Voice: VoiceState, Consent: ConsentState}
-_MEMBERS = frozenset({"name", "action", "allowed", "decided_by", "client", "voice", "consent", "territory", "left", "bound"})
+_MEMBERS = frozenset(
+    {"name", "action", "allowed", "decided_by", "client", "voice", "consent", "territory", "left", "bound", "live"}
+)
 _NEEDED = frozenset({"name", "action", "allowed", "decided_by"})
 RowValue = TypeVar("RowValue", Client, Voice, Consent)
 
@@ -81,6 +83,7 @@ def question(row: Mapping[str, Any]) -> Question:
         territory=row.get("territory", TERRITORY),
         left=replace(_LEFT, **row.get("left", {})),
         bound=Binding(row.get("bound", Binding.BOTH)),
+        live=row.get("live", False),
     )
 
 

@@ -44,8 +44,10 @@ _REFUSALS: dict[str, type[Denied]] = {
     "consent.unexpired": errors.ConsentExpired,
     "consent.purpose": errors.ConsentPurpose,
     "consent.territory": errors.ConsentTerritory,
+    "liveness.purpose": errors.ConsentPurpose,
     "binding.voice": errors.ProofRequired,
     "binding.elsewhere": errors.ProofRequired,
+    "liveness.demanded": errors.LivenessRequired,
     "quota.attempts": errors.RateLimited,
     "quota.requests": errors.RateLimited,
     "quota.characters": errors.QuotaExhausted,
@@ -58,7 +60,7 @@ _REFUSALS: dict[str, type[Denied]] = {
 class Question:
     """May this client do this now? `territory` is where this installation is; `voice` and `consent` as the purpose needs.
 
-    `bound`: what the token is, or would be, bound to.
+    `bound`: what the token is, or would be, bound to. `live`: the voice's speaker answered a nonce that the token names.
     """
 
     purpose: Purpose
@@ -69,6 +71,7 @@ class Question:
     now: float
     left: Left
     bound: Binding = Binding.BOTH
+    live: bool = False
 
 
 @dataclass(frozen=True)
@@ -192,6 +195,8 @@ def _resource(question: Question) -> dict[str, str]:
 def _request(question: Question) -> dict[str, Any]:
     context: dict[str, Any] = {"purpose": question.purpose.value, "now": int(question.now), "left": asdict(question.left)}
     context["proved"] = question.bound is not Binding.CERTIFICATE
+    if question.purpose in OPENING:
+        context["live"] = question.live
     if question.purpose in (*OPENING, Purpose.ENROL) and question.consent is not None:
         consent = question.consent
         context["consent"] = {
@@ -224,6 +229,7 @@ def _entities(schema: cedarpy.Schema, client: Client, voice: Voice | None, conse
     entities.append(_entity("Client", client.client_id, attributes, client.tenant))
     if voice is not None:
         attributes = {"active": voice.state is VoiceState.ACTIVE, "bearer": VoiceTerm.BEARER in voice.terms}
+        attributes |= {"liveness": VoiceTerm.LIVENESS in voice.terms}
         entities.append(_entity("Voice", voice.voice_id, attributes, voice.tenant))
     return cedarpy.Entities.from_json_str(json.dumps(entities), schema)
 

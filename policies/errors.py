@@ -218,7 +218,7 @@ class LivenessExpired(PolicyError):
     """The digits, or the pass for them, were given out too long ago."""
 
     code = "liveness_expired"
-    fix = "Ask for new digits with POST /v1/liveness: they are to be said within a minute, and the pass is to be used within another."
+    fix = "Ask for new digits with POST /v1/liveness: they are good for a minute, the pass for another."
 
 
 class LivenessUsed(PolicyError):
@@ -367,7 +367,7 @@ class LivenessRequired(Denied):
     """The voice opens only while its speaker is shown to be there."""
 
     code = "liveness_required"
-    fix = "Ask for digits with POST /v1/liveness, let the speaker say them, and name what comes back as `liveness` in the token request."
+    fix = "Ask for digits (POST /v1/liveness), let the speaker say them, and name the pass as `liveness` in the token request."
 
 
 class RateLimited(Denied):

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from datetime import UTC, datetime, timedelta
 
-from policies.authority import Authority, ClientState, Role, VoiceState
+from policies.authority import Authority, ClientState, Role, VoiceState, VoiceTerm
 from policies.consent import CONSENT_PURPOSES, ConsentState
 from policies.engine import NO_PERMIT, NOT_DECIDABLE, Decision, PolicyEngine, Question
 from policies.errors import PolicyError
 from policies.gate import require_rows
-from policies.grants import Binding
+from policies.grants import Binding, Purpose
 
 _NO_POLICY = {
     NO_PERMIT: "No policy permits it, and what is not permitted is denied.",
@@ -112,6 +112,10 @@ def _changes(question: Question, honest: Question) -> Iterator[Change]:
         yield _bound("the token is bound to the certificate alone", Binding.CERTIFICATE, mends=False)
     elif question.bound is Binding.CERTIFICATE:
         yield _bound("the token is bound to a DPoP key too", Binding.BOTH, mends=True)
+    if not question.live:
+        yield Change("the speaker answered a liveness nonce", lambda asked: replace(asked, live=True), mends=True)
+    elif question.voice is not None and VoiceTerm.LIVENESS in question.voice.terms:
+        yield Change("no liveness nonce was answered", lambda asked: replace(asked, live=False), mends=False)
     if min(astuple(question.left)) <= 0:
         yield Change("enough is left of the quotas", lambda asked: replace(asked, left=honest.left), mends=True)
 
@@ -191,7 +195,8 @@ def _consent_changes(question: Question) -> Iterator[Change]:
         yield _consent("the consent has expired", expires_at=now)
     else:
         yield _consent("there is a new consent, that has not expired", expires_at=now + timedelta(days=1), mends=True)
-    for purpose in sorted(CONSENT_PURPOSES & {question.purpose.value}):
+    served = {"speak", "compare"} if question.purpose is Purpose.LIVENESS else {question.purpose.value}
+    for purpose in sorted(CONSENT_PURPOSES & served):
         if purpose in consent.purposes:
             fewer = tuple(name for name in consent.purposes if name != purpose)
             yield _consent(f"the consent does not name the purpose {purpose}", purposes=fewer)

@@ -27,6 +27,7 @@ from policies.errors import (
     ClientUnknown,
     ConsentUnknown,
     Denied,
+    LivenessUsed,
     PolicyError,
     ProofReplayed,
     PurposeMismatch,
@@ -43,14 +44,17 @@ from policies.errors import (
 )
 from policies.grants import OPENING, Binding, Grant, Purpose, VerifiedProof, VerifiedToken
 from policies.intents import Facts, Intent, Intents, Outcome
+from policies.liveness import CHALLENGE, PASS, WINDOW_S, Liveness, Owner
 from policies.proofs import ProofVerifier, certificate_thumbprint
 from policies.quotas import Limits
 from policies.store import PolicyStore, Request, deciding, durable
 from policies.throttle import Throttle
-from policies.tokens import TokenVerifier
+from policies.tokens import TOKEN_LIFETIME_S, TokenVerifier
 
 ADMIT = "request.admit"
 """The action of the gate's intents."""
+_NONCE_KNOWN_S = WINDOW_S + TOKEN_LIFETIME_S
+"""So long beyond its token a used nonce is remembered: nothing that names it is accepted any more by then."""
 _SCHEMES = frozenset(binding.scheme for binding in Binding)
 NotCounted = (RateLimited, QuotaExhausted)
 """Refusals that are no failed attempts: who waits as told fails no more."""
@@ -81,6 +85,8 @@ class Call:
     voice: UUID | None = None
     consent: UUID | None = None
     text: str | None = None
+    challenge: str | None = None
+    """The liveness challenge that is about to be answered. It names its voice, under its MAC, so the call need not."""
 
 
 class Gate:
@@ -98,6 +104,7 @@ class Gate:
         refusals: Refusals,
         territory: str,
         clock: Callable[[], float],
+        liveness: Liveness,
         throttle: Throttle | None = None,
     ) -> None:
         """`territory`: where this installation is, an ISO 3166 code; consents are measured against it."""
@@ -110,6 +117,7 @@ class Gate:
         self._refusals = refusals
         self._territory = territory
         self._clock = clock
+        self._liveness = liveness
         self._throttle = throttle or Throttle(Limits().attempts, clock)
 
     def admit(self, call: Call) -> Grant:
@@ -121,8 +129,9 @@ class Gate:
             token, proof = self._authenticated(call)
         try:
             _check_request(token, call)
+            nonce = self._nonce(token, call)
             with deciding(self._database) as transaction:
-                return self._admitted(transaction, token, proof, len(call.text or ""))
+                return self._admitted(transaction, token, proof, nonce, len(call.text or ""))
         except (AuditError, AuditUnavailable):
             raise  # what the log could not take is not a refusal that it could take
         except PolicyError as refusal:
@@ -171,8 +180,21 @@ class Gate:
             raise BindingMismatch("another DPoP key")
         return proof
 
-    def _admitted(self, transaction: Transaction, token: VerifiedToken, proof: VerifiedProof | None, characters: int) -> Grant:
-        """Two round trips: everything that is to be known, then the intent with the COMMIT."""
+    def _nonce(self, token: VerifiedToken, call: Call) -> tuple[str, UUID] | None:
+        """The liveness nonce that the call uses up, and as what. Raises LivenessInvalid, LivenessExpired."""
+        if call.challenge is not None and token.voice is not None:
+            return CHALLENGE, self._liveness.asked(call.challenge, Owner(token.tenant, token.client_id, token.voice)).id
+        return None if token.liveness is None else (PASS, token.liveness)
+
+    def _admitted(
+        self,
+        transaction: Transaction,
+        token: VerifiedToken,
+        proof: VerifiedProof | None,
+        nonce: tuple[str, UUID] | None,
+        characters: int,
+    ) -> Grant:
+        """Two round trips, a third for a liveness nonce: everything that is to be known, then the intent with the COMMIT."""
         request = Request(token.caller, proof, self._clock(), token, token.voice, token.consent, characters)
         opening = self._store.open(transaction, request, *self._intents.place())
         authority, left = opening.authority()
@@ -181,17 +203,22 @@ class Gate:
             raise TokenReplayed()
         if not opening.fresh_proof:
             raise ProofReplayed()
+        if nonce is not None and not self._store.use_nonce(transaction, *nonce, until=token.expires_at + _NONCE_KNOWN_S):
+            raise LivenessUsed()
         # Read after consuming: a guard row may be forgotten once the token is over, and not before (store.RETENTION_S).
         now = self._clock()
         if now >= token.expires_at:
             raise TokenExpired()
         if proof is not None:
             self._proofs.check_age(proof.issued_at)
-        question = Question(token.purpose, client, authority.voice, authority.consent, self._territory, now, left, token.bound)
+        rows, live = (client, authority.voice, authority.consent), token.liveness is not None
+        question = Question(token.purpose, *rows, self._territory, now, left, token.bound, live)
         decided_by = self._engine.at(opening.policies, transaction).decide(question).require()
-        intent = _intent("allowed", token, proof, {"policies": ",".join(decided_by)})
+        facts: Facts = {"policies": ",".join(decided_by)}
+        facts |= {} if nonce is None else {"liveness": str(nonce[1])}
+        intent = _intent("allowed", token, proof, facts)
         intent_id = self._intents.append(transaction, intent, opening.rows, commit=True)
-        return Grant(token, proof, intent_id, decided_by)
+        return Grant(token, proof, intent_id, decided_by, nonce[1] if nonce is not None and nonce[0] == PASS else None)
 
 
 @contextmanager
@@ -261,7 +288,7 @@ def _check_request(token: VerifiedToken, call: Call) -> None:
     """The token is for exactly this request. Raises PurposeMismatch, VoiceMismatch, TextMismatch."""
     if token.purpose is not call.purpose:
         raise PurposeMismatch()
-    if token.voice != call.voice:
+    if call.challenge is None and token.voice != call.voice:
         raise VoiceMismatch("voice")
     if call.consent is not None and token.consent != call.consent:
         raise VoiceMismatch("consent")

@@ -46,6 +46,7 @@ from policies.tables import (
     upload_ticket,
     usage,
     used_proof,
+    used_recording,
     used_token,
     voice,
 )
@@ -260,7 +261,20 @@ class PolicyStore:
         transaction.execute(delete(voice).where(voice.c.voice_id == voice_id))
         for counted in (usage, quota):
             transaction.execute(delete(counted).where(counted.c.scope == Scope.VOICE.value, counted.c.name == str(voice_id)))
+        transaction.execute(delete(used_recording).where(used_recording.c.voice_id == voice_id))
         _list_change(transaction, voice, [str(voice_id)], _FORGOTTEN)
+
+    def use_nonce(self, transaction: Transaction, kind: str, nonce: UUID, *, until: float) -> bool:
+        """Use the liveness nonce up as what `kind` says, and remember that `until` then; False if it was used before."""
+        return _new(transaction, used_token, {"iss": kind, "jti": str(nonce), "expires_at": _time(until)})
+
+    def use_recording(self, transaction: Transaction, voice_id: UUID, digest: bytes) -> bool:
+        """Use the recording with this SHA-256 up for the voice, for as long as there is the voice; False if it was used before.
+
+        What is kept is a MAC: who has the database and a recording cannot tell whether it was sent.
+        """
+        fingerprint = self._mac.make(used_recording.name, voice_id, digest)
+        return _new(transaction, used_recording, {"voice_id": voice_id, "fingerprint": fingerprint})
 
     def consume_proof(self, transaction: Transaction, proof: VerifiedProof) -> bool:
         """Use the proof up; False if it was used before."""

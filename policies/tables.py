@@ -113,6 +113,12 @@ browser_invitation = Table(
     Column("expires_at", DateTime(timezone=True), nullable=False, index=True),
     *_row_guard(),
 )
+used_recording = Table(
+    "used_recording",
+    metadata,
+    Column("voice_id", Uuid, primary_key=True),
+    Column("fingerprint", LargeBinary, primary_key=True),
+)
 quota = Table(
     "quota",
     metadata,

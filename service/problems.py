@@ -16,10 +16,11 @@ _BY_STATUS: Mapping[int, str] = {
     " invalid_request unsupported_grant_type invalid_authorization_details consent_invalid",
     401: "certificate_required client_unknown token_malformed token_invalid token_expired token_replayed proof_invalid"
     " use_dpop_nonce proof_replayed proof_required ticket_unknown ticket_expired ticket_used"
+    " invitation_unknown invitation_expired invitation_used"
     " scheme_invalid binding_mismatch purpose_mismatch voice_mismatch text_mismatch voice_key_changed"
-    " grant_mismatch",
+    " grant_mismatch liveness_invalid liveness_expired liveness_used",
     403: "denied client_inactive voice_suspended consent_withdrawn consent_expired consent_purpose consent_territory"
-    " key_state_forbids key_compromised key_destroyed",
+    " liveness_required not_live key_state_forbids key_compromised key_destroyed",
     404: "not_found voice_unknown consent_unknown key_version_not_found voiceprint_missing voice_erased",
     405: "method_not_allowed",
     408: "client_disconnected cancelled",
@@ -27,6 +28,7 @@ _BY_STATUS: Mapping[int, str] = {
     413: "too_large upload_too_large audio_too_long text_too_long speech_too_long",
     415: "not_audio unsupported_audio",
     422: "audio_refused damaged_audio audio_empty invalid_samples decode_timeout quality_refused embedding_invalid"
+    " digits_unreadable recording_used not_fresh"
     " conditioning_invalid too_little_speech empty_input unspeakable speed_out_of_range",
     429: "rate_limited quota_exhausted",
     # Broken trust or our own fault: refused, and somebody should look.
@@ -35,7 +37,7 @@ _BY_STATUS: Mapping[int, str] = {
     " key_vault_error key_use_refused voiceprint_error policy_set_invalid policy_set_tampered onnxruntime_conflict ceremony_refused",
     503: "busy vault_unavailable audit_unavailable hsm_unavailable pin_rejected locked_memory_exhausted voiceprints_unavailable"
     " pkcs11_module_refused"
-    " decoder_unavailable audit_signing_failed audit_log_occupied"
+    " decoder_unavailable recogniser_unavailable audit_signing_failed audit_log_occupied"
     " awaiting_sync stale_epoch key_quarantined site_frozen site_unfounded store_rolled_back token_rolled_back"
     " sync_store_unavailable master_missing hsm_timeout hsm_busy pin_throttled",
 }

@@ -44,6 +44,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
         "upload_ticket": "SELECT, INSERT, DELETE",
         "browser_invitation": "SELECT, INSERT, DELETE",
         "used_proof": "SELECT, INSERT, DELETE",
+        "used_recording": "SELECT, INSERT, DELETE",
         "intent": "SELECT, INSERT",
         "completion": "SELECT, INSERT",
         "detail": "SELECT, INSERT, DELETE",

@@ -14,6 +14,7 @@ from keyvault.errors import KeyNotFound
 from keyvault.hsm import Hsm, KeyName, SiteHsm
 from keyvault.hsm_listeners import UNHEARD, Listeners
 from keyvault.inbox import Inbox, InboxParts
+from keyvault.key_uses import Place
 from keyvault.keys import VoiceKeys
 from keyvault.locked import LockedBuffer
 from keyvault.records import KeyRef, RecordMac, canonical
@@ -24,8 +25,10 @@ from keyvault.sync.signatures import verify_p256
 from keyvault.sync.store import SyncStore
 from policies.audit.store import AuditStore
 from policies.authority import Voice
+from policies.browsers import BrowserKeys
 from policies.gate import Gate
 from policies.grants import VerifiedProof
+from policies.liveness import Liveness
 from policies.minting import Minting
 from policies.nonces import Nonces
 from policies.proofs import ProofVerifier
@@ -66,7 +69,7 @@ def vault(settings: Settings, listeners: Listeners = UNHEARD, events: HsmEvents 
     """One vault worker's use cases, and the readiness that was seen to hold. `events` are written into its audit log."""
     database = connect(settings.role_url("vault"))
     try:
-        with serving_token(settings, database, listeners) as hsm:
+        with serving_token(settings, database, Place.VAULT, listeners) as hsm:
             uses = _vault(settings, database, hsm)
             with (events or HsmEvents()).writing(database, KeyEventRecorder(uses.intents)):
                 yield uses
@@ -84,6 +87,7 @@ def _vault(settings: Settings, database: Database, hsm: SiteHsm) -> Vault:
     proofs, refusals = ProofVerifier(issuer, clock, Nonces(mac, clock)), RefusalCounts(clock)
     policies = active_policies(hsm, settings.site, settings.roster_file)
     registry = Registry(store, clock)
+    liveness = Liveness(mac, hsm.random, clock)
     gate = Gate(
         database=database,
         verifier=TokenVerifier(signing, issuer, AUDIENCE, clock),
@@ -94,6 +98,7 @@ def _vault(settings: Settings, database: Database, hsm: SiteHsm) -> Vault:
         refusals=refusals,
         territory=settings.territory,
         clock=clock,
+        liveness=liveness,
     )
     minting = Minting(
         database=database,
@@ -106,6 +111,7 @@ def _vault(settings: Settings, database: Database, hsm: SiteHsm) -> Vault:
         key_of=lambda transaction, voice: _key_of(keys, transaction, voice),
         territory=settings.territory,
         clock=clock,
+        liveness=liveness,
     )
     memory, activity, encoder, engine = LockedMemory(), Activity(), Encoder(), HibariEngine()
     opening = OpenVoices(database=database, keys=keys, memory=memory, clock=clock)
@@ -113,6 +119,7 @@ def _vault(settings: Settings, database: Database, hsm: SiteHsm) -> Vault:
         database=database,
         gate=gate,
         minting=minting,
+        browsers=BrowserKeys(database=database, proofs=proofs, store=store, intents=audit, refusals=refusals, clock=clock),
         tickets=Tickets(
             database=database,
             engine=policies,

@@ -29,6 +29,7 @@ from policies.consent import Consent
 from policies.engine import PolicyEngine
 from policies.gate import Call, Gate
 from policies.grants import Purpose
+from policies.liveness import Liveness
 from policies.minting import Minting, TokenRequest
 from policies.nonces import Nonces
 from policies.proofs import ProofVerifier, certificate_thumbprint, make_proof, public_jwk
@@ -46,6 +47,7 @@ PATHS = {
     Purpose.CONSENT: "/v1/consents",
     Purpose.READ: "/v1/voices",
     Purpose.ERASE: "/v1/voices/one",
+    Purpose.LIVENESS: "/v1/liveness",
 }
 TEXT = "The quick brown fox."
 
@@ -145,6 +147,7 @@ class House:
         self.mint = TokenMint(self.hsm, self.signing, BASE, BASE, self.clock)
         self.verifier = TokenVerifier(self.signing, BASE, BASE, self.clock)
         self.proofs = ProofVerifier(BASE, self.clock, Nonces(RecordMac(self.hsm), self.clock))
+        self.liveness = Liveness(RecordMac(self.hsm), self.hsm.random, self.clock)
         common: dict[str, Any] = {
             "database": self.database,
             "proofs": self.proofs,
@@ -154,6 +157,7 @@ class House:
             "refusals": self.refusals,
             "territory": self.territory,
             "clock": self.clock,
+            "liveness": self.liveness,
             "throttle": Throttle(self.limits.attempts, self.clock),
         }
         self.gate = Gate(verifier=self.verifier, **common)

@@ -82,6 +82,13 @@ def upgrade() -> None:
         sa.CheckConstraint(f"octet_length(mac) = {MAC_BYTES}", name="mac"),
     )
 
+    # Recordings that answered a liveness nonce, as MACs: each counts once for as long as there is the voice.
+    op.create_table(
+        "used_recording",
+        sa.Column("voice_id", sa.Uuid, primary_key=True),
+        sa.Column("fingerprint", sa.LargeBinary, primary_key=True),
+    )
+
 
 def downgrade() -> None:
     raise RuntimeError("there is no way back: restore a backup")
