@@ -17,7 +17,6 @@ from typing import Any
 from uuid import UUID
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -167,18 +166,22 @@ def renew(settings: Settings, request: bytes, name: str, *, jkt: str) -> Issued:
 
 
 def accept(settings: Settings, name: str, certificate: bytes, *, tenant: str, roles: Sequence[Role], jkt: str) -> Mapping[str, Any]:
-    """Register a client whose certificate (PEM) another site of this cluster issued; returns its row.
+    """Register a client by a certificate (PEM) of its own: one that another site of this cluster issued, or an authority that is
+    trusted here (`service.authorities`); returns its row.
 
     Clients' rows do not travel between the sites: who may call is said at each site, and revoked at each. Raises
-    RequestRefused for a certificate of another authority, ClientNameRefused, TenantRefused, StepFailed.
+    RequestRefused for a certificate that the edge would not take, ClientNameRefused, TenantRefused, StepFailed.
     """
+    from service.edge.authorities import Authorities, CertificateRefused  # only this asks what the edge asks
+
     _check(name)
     _check_tenant(tenant)
     try:
         given = x509.load_pem_x509_certificate(certificate)
-        given.verify_directly_issued_by(x509.load_pem_x509_certificate((settings.tls_dir / "ca.pem").read_bytes()))
-    except (ValueError, TypeError, InvalidSignature):
-        raise RequestRefused("this is no certificate of this cluster's authority") from None
+        Authorities(settings.tls_dir).verify(given.public_bytes(serialization.Encoding.DER))
+    except (ValueError, CertificateRefused):
+        mend = "Use a client's certificate (clientAuth) in its time; `glottis clients trust-ca` takes one more authority."
+        raise RequestRefused("this is no client's certificate of an authority that is trusted here", fix=mend) from None
     named, der = [role.value for role in roles], given.public_bytes(serialization.Encoding.DER)
     facts = {"client": name, "tenant": tenant, "roles": named, "cert_sha256": certificate_thumbprint(der), "jkt": jkt}
     return _registered(settings, "register_client", **facts)

@@ -150,6 +150,20 @@ class ClientNameRefused(ServiceError):
     fix = "Use 1 to 63 characters of a-z, 0-9, dot, dash and underscore, the first a letter or digit."
 
 
+class AuthorityRefused(ServiceError):
+    """This is no authority whose certificates could be taken."""
+
+    code = "authority_refused"
+    fix = "Use the PEM file of one authority's certificate (basicConstraints CA, keyUsage keyCertSign), in its time."
+
+
+class AuthorityMissing(ServiceError):
+    """There is no authority of this name."""
+
+    code = "authority_missing"
+    fix = "`glottis clients list-cas` shows which are trusted."
+
+
 class TenantRefused(ServiceError):
     """This cannot be a tenant's name."""
 

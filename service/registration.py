@@ -107,6 +107,12 @@ class Registration:
             self._audit.append(transaction, Intent("quota.set", "allowed", _OPERATOR, _OPERATOR, None, "clients", facts))
             return limits
 
+    def authority(self, action: str, name: str, sha256: str) -> None:
+        """Record that certificates of a customer's authority are taken, or no longer."""
+        facts: Facts = {"name": name, "sha256": sha256}
+        with durable(self._database) as transaction:
+            self._audit.append(transaction, Intent(action, "allowed", _OPERATOR, _OPERATOR, None, "clients", facts))
+
     def clients(self) -> tuple[Client, ...]:
         """Every client, by name; that they were read is recorded."""
         with durable(self._database) as transaction:

@@ -143,6 +143,15 @@ def quota(settings: Settings, *, scope: str, name: str, changes: Mapping[str, in
         return asdict(clients.quota(Scope(scope), name, changes))
 
 
+def record_authority(settings: Settings, *, action: str, name: str, sha256: str) -> Answer:
+    """Write down that a customer's authority is trusted, or no longer."""
+    from service.registration import registration
+
+    with registration(settings) as clients:
+        clients.authority(action, name, sha256)
+    return {}
+
+
 def list_clients(settings: Settings) -> Answer:
     """Every client, each row with its MAC checked."""
     from service.registration import registration
@@ -249,6 +258,7 @@ STEPS: Mapping[str, Callable[..., Answer]] = {
     "revoke_client": revoke_client,
     "quota": quota,
     "list_clients": list_clients,
+    "record_authority": record_authority,
     "probe_token": probe_token,
     "check_audit": check_audit,
     "adoption_request": adoption_request,

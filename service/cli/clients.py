@@ -14,6 +14,7 @@ import click
 from policies.authority import ClientState, Role
 from policies.quotas import EVERYONE
 from service import clients as registered
+from service.cli import authorities
 from service.cli.exits import Ended, Exit
 from service.cli.main import say_json
 from service.errors import ClientAwaitsOfficers, ClientMissing
@@ -27,6 +28,10 @@ def clients() -> None:
     """Register clients: who may call, and what for. Glottis must be running."""
 
 
+for authority_command in (authorities.trust, authorities.distrust, authorities.list_):
+    clients.add_command(authority_command)
+
+
 @clients.command()
 @click.argument("name")
 @click.option("--tenant", show_default="default", help="Whose voices the client works with.")
@@ -34,25 +39,44 @@ def clients() -> None:
     "--role", "roles", type=click.Choice([role.value for role in Role]), multiple=True, help="May be repeated. Needed once."
 )
 @click.option("--replace", is_flag=True, help="The same as `rotate`, without --tenant and --role: both stay.")
+@click.option("--certificate", type=click.File("rb"), help="A certificate (PEM) that NAME has already, of a trusted authority.")
+@click.option("--jkt", help="With --certificate: the RFC 7638 thumbprint of NAME's DPoP key.")
 @click.option("--request", metavar="ID", help="Register the keys that waited for officers, as they approved in request ID.")
 @click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
-def add(name: str, tenant: str | None, roles: tuple[str, ...], replace: bool, request: str | None, as_json: bool) -> None:
-    """Make keys and a certificate for NAME, for development, and register them.
+def add(
+    name: str,
+    tenant: str | None,
+    roles: tuple[str, ...],
+    replace: bool,
+    certificate: BinaryIO | None,
+    jkt: str | None,
+    request: str | None,
+    as_json: bool,
+) -> None:
+    """Make keys and a certificate for NAME, for development, and register them; or register the certificate that NAME has.
+
+    With --certificate and --jkt no key is made, and none is needed here. The certificate is of Glottis' own authority, or of one
+    that `glottis clients trust-ca` took.
 
     Where the active set of policies marks one of the roles, this asks officers and ends with 75: keys and certificate wait, and
     open nothing. Once they approved: glottis clients add NAME --request ID.
     """
     if request is not None:
-        if replace or tenant is not None or roles:
+        if replace or tenant is not None or roles or certificate or jkt:
             raise click.UsageError("--request registers exactly what officers approved: leave out the other options.")
         _made(name, registered.finish(Settings.load(os.environ), name, request), as_json=as_json)
         return
+    if (certificate is None) != (jkt is None) or (certificate is not None and replace):
+        raise click.UsageError("--certificate needs --jkt, and goes with no --replace.")
     if replace and (tenant is not None or roles):
         raise click.UsageError("--replace keeps tenant and roles: leave out --tenant and --role.")
     if not replace and not roles:
         raise click.UsageError("Missing option '--role'.")
     settings = Settings.load(os.environ)
     given = DEFAULT_TENANT if tenant is None else tenant
+    if certificate is not None and jkt is not None:
+        _accepted(name, certificate, jkt, given, roles, as_json=as_json)
+        return
     with _awaiting(name, as_json=as_json):
         folder = registered.add(settings, name, tenant=given, roles=[Role(role) for role in roles], replace=replace)
     _made(name, folder, as_json=as_json)
@@ -77,6 +101,10 @@ def _made(name: str, folder: Path, *, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
 def accept(name: str, certificate: BinaryIO, jkt: str, tenant: str, roles: tuple[str, ...], as_json: bool) -> None:
     """Register NAME here too, by the certificate that the cluster's other site issued. Each site has its own list."""
+    _accepted(name, certificate, jkt, tenant, roles, as_json=as_json)
+
+
+def _accepted(name: str, certificate: BinaryIO, jkt: str, tenant: str, roles: Sequence[str], *, as_json: bool) -> None:
     named = [Role(role) for role in roles]
     with _awaiting(name, as_json=as_json):
         row = registered.accept(Settings.load(os.environ), name, certificate.read(), tenant=tenant, roles=named, jkt=jkt)

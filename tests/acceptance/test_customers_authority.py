@@ -1,0 +1,132 @@
+"""A customer's own authority from the outside: trusted, its registered client works at once, and nobody else gets anything."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
+from installation import VARIABLES, Installation
+from sqlalchemy import text
+
+from policies.authority import Role
+from service import authorities, certificates, clients
+from service.client import Refused, VoiceClient
+from service.errors import RequestRefused
+from service.schema import opened
+
+
+class Customer:
+    """A customer, with an authority of its own and clients whose keys never come near Glottis."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.key = ec.generate_private_key(ec.SECP256R1())
+        self.certificate = certificates.make_authority(self.key, "customer")
+        self.pem = folder / "authority.pem"
+        self.pem.write_bytes(self.certificate.public_bytes(Encoding.PEM))
+
+    def device(self, running: Installation, name: str) -> Device:
+        private, request = certificates.new_request()
+        made = certificates.issue_client(self.key, self.certificate, request, name)
+        dpop = ec.generate_private_key(ec.SECP256R1())
+        files = {"pem": made.public_bytes(Encoding.PEM), "key": private, "dpop": certificates.private_pem(dpop)}
+        for kind, content in files.items():
+            (self.folder / f"{name}.{kind}").write_bytes(content)
+        return Device(running, self.folder, name, clients.thumbprint(dpop))
+
+
+@dataclass
+class Device:
+    running: Installation
+    folder: Path
+    name: str
+    jkt: str
+
+    @property
+    def pem(self) -> Path:
+        return self.folder / f"{self.name}.pem"
+
+    def client(self) -> VoiceClient:
+        keys = [self.folder / f"{self.name}.{kind}" for kind in ("pem", "key", "dpop")]
+        return VoiceClient(self.running.settings.public_base_url, *keys, self.running.settings.officer_dir / "ca.pem")
+
+
+def glottis(running: Installation, *arguments: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-P", "-m", "service.cli.main", "clients", *arguments]
+    environ = VARIABLES | running.settings.environ()
+    return subprocess.run(argv, env=environ, capture_output=True, text=True, check=False, timeout=60)
+
+
+def registering(device: Device) -> tuple[str, ...]:
+    return "add", device.name, "--certificate", str(device.pem), "--jkt", device.jkt, "--tenant", "acceptance", "--role", "reader"
+
+
+def recorded(running: Installation, action: str) -> int:
+    """How many of the log's entries are of this action."""
+    with opened(running.settings.role_url("owner")) as database, database.connect() as connection:
+        bodies = [json.loads(bytes(row.body)) for row in connection.execute(text("SELECT body FROM intent"))]
+    return sum(body["action"] == action for body in bodies)
+
+
+@pytest.fixture
+def customer(running: Installation, tmp_path: Path) -> Iterator[Customer]:
+    yield Customer(tmp_path)
+    for known in authorities.listed(running.settings):
+        authorities.distrust(running.settings, known["name"])
+
+
+def test_a_registered_certificate_of_a_trusted_authority_works_at_once_and_no_other(
+    running: Installation, customer: Customer
+) -> None:
+    known, unknown = customer.device(running, "customers-app"), customer.device(running, "customers-other")
+    with pytest.raises(RequestRefused, match="trusted here"):
+        clients.accept(
+            running.settings, known.name, known.pem.read_bytes(), tenant="acceptance", roles=[Role.READER], jkt=known.jkt
+        )
+    with known.client() as early, pytest.raises(httpx.TransportError):
+        early.voices()
+
+    trusted = authorities.trust(running.settings, "acme", customer.pem.read_bytes())
+    assert authorities.listed(running.settings) == [trusted]
+    assert recorded(running, "authority.trusted") == 1
+    with known.client() as early, pytest.raises(Refused) as told:
+        early.voices()
+    assert (told.value.status, told.value.code) == (401, "client_unknown")
+
+    done = glottis(running, *registering(known))
+    assert (done.returncode, done.stdout) == (0, "customers-app is registered at this site\n"), done.stderr
+    with known.client() as client:
+        client.voices()
+    with unknown.client() as other, pytest.raises(Refused) as told:
+        other.voices()
+    assert (told.value.status, told.value.code) == (401, "client_unknown")
+
+    assert authorities.distrust(running.settings, "acme") == trusted
+    with known.client() as client, pytest.raises(httpx.TransportError):
+        client.voices()
+    running.client("studio").voices()
+    with pytest.raises(authorities.AuthorityMissing):
+        authorities.distrust(running.settings, "acme")
+
+
+def test_what_is_no_authority_is_not_trusted(running: Installation, customer: Customer) -> None:
+    leaf = customer.device(running, "a-leaf").pem
+    both = customer.folder / "both.pem"
+    both.write_bytes(customer.pem.read_bytes() * 2)
+    for file in (leaf, both):
+        with pytest.raises(authorities.AuthorityRefused):
+            authorities.trust(running.settings, "acme", file.read_bytes())
+    for name in ("", "../ca", "a/b", "A", "x" * 64):
+        with pytest.raises(authorities.AuthorityRefused):
+            authorities.trust(running.settings, name, customer.pem.read_bytes())
+    assert authorities.listed(running.settings) == []
+    assert x509.load_pem_x509_certificate((running.settings.tls_dir / "ca.pem").read_bytes())
