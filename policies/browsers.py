@@ -6,6 +6,7 @@ A browser has no certificate. Its key is made by WebCrypto and cannot be taken o
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -58,7 +59,6 @@ class Invited:
 def invite(
     store: PolicyStore,
     transaction: Transaction,
-    random: Callable[[int], bytes],
     *,
     client_id: str,
     tenant: str,
@@ -80,7 +80,7 @@ def invite(
         raise RowChanged("client: exists")
     if not 0 < lifetime_s <= MAX_LIFETIME_S:
         raise ValueError("lifetime of a code")
-    code = written(random(SECRET_BYTES))
+    code = written(secrets.token_bytes(SECRET_BYTES))
     expires_at = datetime.fromtimestamp(int(now) + lifetime_s, UTC)
     digest = digest_of(code)
     assert digest is not None

@@ -42,14 +42,18 @@ class ClientApprovals:
     roster: Roster
     site: str
 
+    @property
+    def marked(self) -> frozenset[str]:
+        """The roles that need officers now. Raises PolicySetTampered, PolicySetInvalid."""
+        with durable(self.database) as transaction:
+            return self.active.standing(transaction).policies.approved_roles
+
     def require(self, client: Client, act: str, new: Collection[str]) -> Operation | None:
         """The approved operation for exactly this client; None where none of its `new` roles needs one.
 
         Files the request where there is none, and raises OfficersAwaited. Raises PolicySetTampered, PolicySetInvalid.
         """
-        with durable(self.database) as transaction:
-            marked = self.active.standing(transaction).policies.approved_roles
-        if not marked & set(new):
+        if not self.marked & set(new):
             return None
         facts: Facts = {
             "site": self.site,

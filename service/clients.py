@@ -130,6 +130,19 @@ def revoke(settings: Settings, name: str) -> dict[str, Any]:
     return _registered(settings, "revoke_client", client=name)
 
 
+def invite(
+    settings: Settings, name: str, *, tenant: str, roles: Sequence[Role], voice: UUID | None, lifetime_s: int
+) -> dict[str, Any]:
+    """A one-time `code`, and when it ends, for a browser that is to become the client `name`.
+
+    Raises ClientNameRefused, TenantRefused, StepFailed.
+    """
+    _check(name)
+    _check_tenant(tenant)
+    named, own = [role.value for role in roles], None if voice is None else str(voice)
+    return _registered(settings, "invite_browser", client=name, tenant=tenant, roles=named, voice=own, lifetime_s=lifetime_s)
+
+
 def listed(settings: Settings) -> list[dict[str, Any]]:
     """Every registered client by name: tenant, roles, state and thumbprints. Raises StepFailed."""
     return list(_registered(settings, "list_clients")["clients"])

@@ -6,13 +6,16 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from typing import Any
+from uuid import UUID
 
 from keyvault.database import Database, Transaction
 from keyvault.hsm import Hsm
 from keyvault.records import RecordMac
 from policies.audit.store import AuditStore
 from policies.authority import Client, ClientState, Role
-from policies.errors import ClientUnknown
+from policies.browsers import Invited, invite
+from policies.errors import BrowserRolesRefused, ClientUnknown
 from policies.intents import Facts, Intent
 from policies.quotas import EVERYONE, Limits, Scope
 from policies.registry import Registry
@@ -92,6 +95,22 @@ class Registration:
             return self._recorded(transaction, "client.revoked", revoked), True
 
     def quota(self, scope: Scope, name: str, changes: Mapping[str, int] | None) -> Limits:
+    def invite(self, client: str, tenant: str, roles: Sequence[str], voice: UUID | None, lifetime_s: int) -> Invited:
+        """A one-time code with which a browser registers its key as this client.
+
+        Raises BrowserRolesRefused, also for roles that need officers: they would have to sign a key that is not there yet.
+        Raises VoiceUnknown, and RowChanged if the name is taken.
+        """
+        if self._officers is not None and self._officers.marked & set(roles):
+            raise BrowserRolesRefused("officers marked one of them")
+        named = [Role(role) for role in roles]
+        terms: dict[str, Any] = {"client_id": client, "tenant": tenant, "roles": named, "voice": voice}
+        with durable(self._database) as transaction:
+            made = invite(self._store, transaction, **terms, now=time.time(), lifetime_s=lifetime_s)
+            facts: Facts = {"roles": " ".join(sorted(roles)), "expires_at": made.expires_at.isoformat()}
+            self._audit.append(transaction, Intent("client.invited", "allowed", tenant, client, voice, "clients", facts))
+            return made
+
         """The limits of a client or voice by its own row, else everyone's, else those of the start; with `changes`, set first.
 
         Raises ClientUnknown, VoiceUnknown, RowChanged.

@@ -86,6 +86,9 @@ class Settings:
     """Whether the edge listens at `bind` and `port`; `no` leaves it to the proxy at `edge_socket`."""
     proxy_thumbprints: str | None = None
     """x5t#S256 of the certificates with which proxies elsewhere come over mutual TLS, separated by commas."""
+    browser_origins: str | None = None
+    """Origins of pages (https://host[:port], separated by commas) whose browsers may call with a key of their own and no
+    certificate; unset, no browser may."""
     territory: str = "XX"
     """Where this installation speaks, ISO 3166 alpha-2; `XX` is no country: only consents for everywhere (`*`) then hold."""
     vault_workers: int = 2
@@ -163,7 +166,7 @@ class Settings:
         inner: dict[str, object] = {"state_dir": self.state_dir / "site-b", "site": "b", "peer": "external"}
         inner |= {"serves": self.peer_port != 0, "port": self.peer_port or self.port, "vault_workers": 1, "peer_port": 0}
         own = {"site_port": 0, "peer_url": None, "public_base_url": f"https://localhost:{self.peer_port or self.port}"}
-        shared = {name: getattr(self, name) for name in ("bind", "territory", "log_level", "pkcs11_module")}
+        shared = {name: getattr(self, name) for name in ("bind", "territory", "log_level", "pkcs11_module", "browser_origins")}
         shared |= {name: getattr(self, name) for name in ("peer_age_hours", "destroy_delay_hours")}
         return replace(Settings(**inner | own | shared), **changes)  # type: ignore[arg-type]
 
@@ -176,6 +179,11 @@ class Settings:
     def proxies(self) -> tuple[str, ...]:
         """The pinned thumbprints of proxies' certificates."""
         return tuple(self.proxy_thumbprints.split(",")) if self.proxy_thumbprints else ()
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """The origins of pages whose browsers may call."""
+        return tuple(self.browser_origins.split(",")) if self.browser_origins else ()
 
     @property
     def embedded(self) -> bool:
@@ -327,6 +335,9 @@ def _check(settings: Settings) -> None:
             or _is_origin(settings.peer_url),
             "GLOTTIS_PEER_AGE_HOURS must be at least 1": settings.peer_age_hours >= 1,
             "GLOTTIS_DESTROY_DELAY_HOURS must not be negative": settings.destroy_delay_hours >= 0,
+            "GLOTTIS_BROWSER_ORIGINS must be origins, https://host[:port] (or http://localhost:port), separated by commas": all(
+                _is_origin(origin) or _LOCAL_ORIGIN.fullmatch(origin) for origin in settings.origins
+            ),
             "GLOTTIS_PUBLIC_BASE_URL must be https://host[:port] and nothing more": _is_origin(settings.public_base_url),
             "GLOTTIS_DATABASE_URL must not hold a password: put the whole URL into GLOTTIS_DATABASE_URL_FILE": urlsplit(
                 settings.database_url or ""
@@ -337,6 +348,10 @@ def _check(settings: Settings) -> None:
     for rule, holds in rules.items():
         if not holds:
             raise SettingsRefused(rule)
+
+
+_LOCAL_ORIGIN = re.compile(r"http://(localhost|127\.0\.0\.1)(:[1-9][0-9]{0,4})?")
+"""A page under development; browsers give it WebCrypto as they do with https."""
 
 
 def _is_origin(url: str) -> bool:

@@ -109,6 +109,22 @@ class UploadAnswer(Shape):
     max_bytes: int
 
 
+class BrowserKeyRequest(Shape):
+    """The one-time code that this browser was given."""
+
+    code: Annotated[str, Field(min_length=1, max_length=64)]
+
+
+class BrowserKeyAnswer(Shape):
+    """Who this browser is now. `voice`: the one voice that it may reach."""
+
+    client_id: str
+    tenant: str
+    roles: list[str]
+    voice: UUID | None
+    jkt: str
+
+
 class ErasureAnswer(Shape):
     """The voice is erased at this site. Old copies of the database open it until its master key versions are destroyed."""
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
@@ -137,6 +138,17 @@ def revoke_client(settings: Settings, *, client: str) -> Answer:
 def quota(settings: Settings, *, scope: str, name: str, changes: Mapping[str, int] | None) -> Answer:
     """The limits of a client or voice, set first where changes are given."""
     from policies.quotas import Scope
+def invite_browser(
+    settings: Settings, *, client: str, tenant: str, roles: Sequence[str], voice: str | None, lifetime_s: int
+) -> Answer:
+    """A one-time code for a browser that is to become this client."""
+    from service.registration import registration
+
+    with registration(settings) as clients:
+        made = clients.invite(client, tenant, roles, UUID(voice) if voice else None, lifetime_s)
+        return {"code": made.code, "expires_at": made.expires_at.isoformat()}
+
+
     from service.registration import registration
 
     with registration(settings) as clients:
@@ -260,6 +272,7 @@ STEPS: Mapping[str, Callable[..., Answer]] = {
     "list_clients": list_clients,
     "record_authority": record_authority,
     "probe_token": probe_token,
+    "invite_browser": invite_browser,
     "check_audit": check_audit,
     "adoption_request": adoption_request,
     "adopt_restored": adopt_restored,

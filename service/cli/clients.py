@@ -8,10 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
+from uuid import UUID
 
 import click
 
-from policies.authority import ClientState, Role
+from policies.authority import BROWSER_ROLES, ClientState, Role
+from policies.one_time import MAX_LIFETIME_S
 from policies.quotas import EVERYONE
 from service import clients as registered
 from service.cli import authorities
@@ -161,6 +163,32 @@ def revoke(name: str, dry_run: bool, yes: bool, as_json: bool) -> None:
         click.confirm(f"Revoke {name}? This cannot be undone.", abort=True, err=True)
     done = registered.revoke(settings, name)
     _say(done, f"{name} is revoked" if done["changed"] else f"{name} was revoked before", as_json=as_json)
+
+
+@clients.command()
+@click.argument("name")
+@click.option("--tenant", default=DEFAULT_TENANT, show_default=True, help="Whose voices the browser works with.")
+@click.option(
+    "--role",
+    "roles",
+    type=click.Choice([role.value for role in BROWSER_ROLES]),
+    multiple=True,
+    default=[Role.READER.value],
+    show_default=True,
+    help="May be repeated.",
+)
+@click.option("--voice", type=click.UUID, help="The one voice that the browser may read, and speak with if it is a speaker.")
+@click.option("--minutes", type=click.IntRange(1, MAX_LIFETIME_S // 60), default=MAX_LIFETIME_S // 60, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
+def invite(name: str, tenant: str, roles: tuple[str, ...], voice: UUID | None, minutes: int, as_json: bool) -> None:
+    """Make a one-time code with which one browser registers a key of its own, and is the client NAME from then on.
+
+    The page makes the key (WebCrypto, not extractable) and sends the code with a proof to POST /v1/browser-keys. The code is shown
+    once. The server answers pages of the origins in GLOTTIS_BROWSER_ORIGINS alone. To end it: glottis clients revoke NAME.
+    """
+    named = [Role(role) for role in roles]
+    made = registered.invite(Settings.load(os.environ), name, tenant=tenant, roles=named, voice=voice, lifetime_s=60 * minutes)
+    _say({"client": name, "tenant": tenant, "roles": list(roles), **made}, made["code"], as_json=as_json)
 
 
 @clients.command("list")

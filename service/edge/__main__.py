@@ -39,7 +39,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
 def _config(settings: Settings, listener: socket.socket) -> Config:
     authorities, counts = Authorities(settings.tls_dir), RefusalCounts(time.time)
     callers = partial(ProxiedCertificate, authorities=authorities, proxies=settings.proxies, count=counts.count)
-    app = create_app(settings.vault_sockets, callers)
+    app = create_app(settings.vault_sockets, callers, origins=settings.origins)
     quiet: dict[str, Any] = {"log_config": None, "access_log": False}
     if listener.family == socket.AF_UNIX:
         return unix_config(app, **quiet)

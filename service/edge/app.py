@@ -10,13 +10,14 @@ from pathlib import Path
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from service.edge.limits import App, BodyCap
 from service.edge.proxied import ProxiedCertificate
 from service.edge.relay import Relay
-from service.edge.routes import speech, system, tickets, tokens, voices
+from service.edge.routes import browsers, speech, system, tickets, tokens, voices
 from service.problems import problem, unexpected
 
 DESCRIPTION = """Voiceprints under hardware keys, and speech that proves it may.
@@ -31,8 +32,17 @@ UPLOADS = 4
 """Uploads in memory at once in one edge worker."""
 
 
-def create_app(sockets: Sequence[Path], callers: Callable[[App], ProxiedCertificate] | None = None) -> FastAPI:
-    """The application, relaying to the vault workers at `sockets`. `callers` settles whose certificate a request comes with."""
+PREFLIGHT_S = 600
+"""How long a browser may remember what a page of an allowed origin may send."""
+
+
+def create_app(
+    sockets: Sequence[Path], callers: Callable[[App], ProxiedCertificate] | None = None, *, origins: Sequence[str] = ()
+) -> FastAPI:
+    """The application, relaying to the vault workers at `sockets`. `callers` settles whose certificate a request comes with.
+
+    `origins`: of pages whose browsers may call, with a key and no certificate.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -43,10 +53,19 @@ def create_app(sockets: Sequence[Path], callers: Callable[[App], ProxiedCertific
         await app.state.relay.close()
 
     app = FastAPI(title="Glottis", version="0.1.0", description=DESCRIPTION, docs_url=None, redoc_url=None, lifespan=lifespan)
-    app.add_middleware(BodyCap)
+    app.add_middleware(BodyCap, browsers=bool(origins))
+    if origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "DPoP", "Content-Type"],
+            expose_headers=["DPoP-Nonce", "Retry-After", "X-Glottis-Intent", "X-Glottis-Skipped"],
+            max_age=PREFLIGHT_S,
+        )
     if callers is not None:
         app.add_middleware(callers)  # added last, it is the outermost: it is asked first
-    for routes in (system, tokens, tickets, voices, speech):
+    for routes in (system, tokens, browsers, tickets, voices, speech):
         app.include_router(routes.router)
     app.add_exception_handler(RequestValidationError, _malformed)
     app.add_exception_handler(HTTPException, _plain)

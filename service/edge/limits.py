@@ -30,17 +30,30 @@ class _TooLarge(Exception):
     pass
 
 
+_BROWSERS = frozenset({("POST", "/oauth/token"), ("POST", "/v1/audio/speech"), ("POST", "/v1/browser-keys")})
+_BROWSERS_READ = re.compile(r"/v1/voices(/[^/]+)?")
+
+
+def of_browsers(scope: Message) -> bool:
+    """Whether this is a call that a browser makes, without a certificate and with a proof. None of them uploads a recording."""
+    if all(name != b"dpop" for name, _ in scope["headers"]):
+        return False
+    reads = scope["method"] == "GET" and _BROWSERS_READ.fullmatch(scope["path"]) is not None
+    return reads or (scope["method"], scope["path"]) in _BROWSERS
+
+
 class BodyCap:
     """ASGI middleware: the certificate first, then a cap by route, by the announced length and again by what arrives."""
 
-    def __init__(self, app: App) -> None:
-        self.app = app
+    def __init__(self, app: App, *, browsers: bool = False) -> None:
+        """`browsers`: whether the calls of browsers go on to the vault, which knows their keys."""
+        self.app, self._browsers = app, browsers
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        refusal = _refused(scope, cap := _cap(scope))
+        refusal = _refused(scope, cap := _cap(scope), browsers=self._browsers)
         if refusal is not None:
             await refusal(scope, receive, send)
             return
@@ -72,9 +85,9 @@ def _cap(scope: Message) -> int:
     return MAX_UPLOAD_BYTES + _FORM_SLACK if upload else MAX_JSON_BYTES
 
 
-def _refused(scope: Message, cap: int) -> JSONResponse | None:
+def _refused(scope: Message, cap: int, *, browsers: bool) -> JSONResponse | None:
     """What can be said before a byte of the body is read."""
-    if scope["path"] not in OPEN and client_certificate(Request(scope)) is None:
+    if scope["path"] not in OPEN and client_certificate(Request(scope)) is None and not (browsers and of_browsers(scope)):
         return certificate_required()
     announced = dict(scope["headers"]).get(b"content-length", b"0")
     # Eight digits hold more than any cap: a longer number is not read as one.

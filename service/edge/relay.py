@@ -17,6 +17,7 @@ import httpx
 from starlette.requests import Request
 from starlette.responses import Response
 
+from service.edge.limits import of_browsers
 from service.edge.tls import client_certificate
 from service.problems import certificate_required, problem
 
@@ -74,9 +75,10 @@ class Relay:
                 "invalid_request", "A header holds bytes that no header may.", "Send Authorization and DPoP as they were made."
             )
         certificate = client_certificate(request)
-        if certificate is None:
+        if certificate is None and not of_browsers(request.scope):
             return certificate_required()
-        headers.append((CERTIFICATE_HEADER, base64.b64encode(certificate).decode()))
+        if certificate is not None:
+            headers.append((CERTIFICATE_HEADER, base64.b64encode(certificate).decode()))
         return await self.carry(request, headers, body)
 
     async def carry(self, request: Request, headers: list[tuple[str, str]], body: Body = b"") -> Response:

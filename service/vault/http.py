@@ -25,7 +25,7 @@ from policies.errors import NonceRequired, PolicyError
 from service import frames
 from service.problems import problem, unexpected
 from service.refusals import Refusal, refusal_of
-from service.shapes import MAX_FORM_BYTES, MAX_JSON_BYTES, ConsentRequest, Shape, SpeechRequest, UploadRequest
+from service.shapes import MAX_FORM_BYTES, MAX_JSON_BYTES, BrowserKeyRequest, ConsentRequest, Shape, SpeechRequest, UploadRequest
 from service.vault.threads import Threads
 from service.vault.vault import Credentials, Listener, Vault
 from synth.errors import SynthError
@@ -61,6 +61,7 @@ def create_app(vault: Vault, threads: Threads) -> Starlette:
             Route("/v1/uploads", calls.issue_ticket, methods=["POST"]),
             Route("/v1/enrolments", calls.ticket_limit, methods=["GET"]),
             Route("/v1/enrolments", calls.enrol_by_ticket, methods=["POST"]),
+            Route("/v1/browser-keys", calls.register_browser, methods=["POST"]),
             Route("/v1/voices", calls.enrol, methods=["POST"]),
             Route("/v1/voices", calls.voices, methods=["GET"]),
             Route("/v1/voices/{voice:uuid}", calls.voice, methods=["GET"]),
@@ -109,6 +110,11 @@ class _Calls:
         admitted = await self._run(self._vault.admit_enrolment, _credentials(request))
         done = await self._run(self._vault.enrol, admitted, await _frame(request))
         return JSONResponse(done.answer, 201, headers={INTENT_HEADER: str(done.intent_id)})
+
+    async def register_browser(self, request: Request) -> Response:
+        body = _shaped(BrowserKeyRequest, await _body(request, MAX_JSON_BYTES))
+        done = await self._run(self._vault.register_browser, _credentials(request), body.code)
+        return JSONResponse(done.answer, 201, headers={INTENT_HEADER: str(done.intent_id), "Cache-Control": "no-store"})
 
     async def issue_ticket(self, request: Request) -> Response:
         body = _shaped(UploadRequest, await _body(request, MAX_JSON_BYTES))

@@ -11,15 +11,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-from keyvault.database import Database, Statement
+from keyvault.database import Database, Statement, Transaction
 from policies.authority import Voice
+from policies.browsers import BrowserKeys, Presented
 from policies.errors import VoiceUnknown
 from policies.gate import Call, Gate
-from policies.grants import Grant, Purpose
+from policies.grants import Binding, Grant, Purpose
 from policies.intents import Intents
+from policies.liveness import Challenge, Liveness
 from policies.minting import IssuedToken, Minting, TokenRequest
 from policies.registry import Registry
 from policies.store import PolicyStore, durable
@@ -34,8 +37,10 @@ from synth.scheduler import Turn
 from synth.speech import Speech
 from voiceprints.enrolment import Enrolment
 from voiceprints.erasure import Erasure
+from voiceprints.errors import NotLive
 from voiceprints.matching import Matching
 from voiceprints.opening import OpenVoices
+from voiceprints.presence import Presence, owner_of
 from voiceprints.quality import Quality
 
 RECEIPT_S = 2.0
@@ -118,6 +123,7 @@ class Vault:
     gate: Gate
     minting: Minting
     tickets: Tickets
+    browsers: BrowserKeys
     registry: Registry
     store: PolicyStore
     intents: Intents
@@ -125,6 +131,8 @@ class Vault:
     erasure: Erasure
     opening: OpenVoices
     matching: Matching
+    liveness: Liveness
+    presence: Presence
     speech: Speech
     ready: Readiness
     jwks: Callable[[], dict[str, list[dict[str, Any]]]]
@@ -175,6 +183,14 @@ class Vault:
         self.agreement.require_fresh()
         return self.gate.admit(credentials.call(Purpose.ENROL))
 
+    def register_browser(self, credentials: Credentials, code: str) -> Done:
+        """Register the key that signed the proof."""
+        presented = Presented(credentials.method, credentials.path, code, credentials.proof or "")
+        client, intent_id = self.browsers.register(presented)
+        voice = None if client.voice_id is None else str(client.voice_id)
+        known = {"client_id": client.client_id, "tenant": client.tenant, "roles": list(client.roles)}
+        return Done(intent_id, {**known, "voice": voice, "jkt": client.jkt})
+
     def issue_ticket(self, credentials: Credentials, body: UploadRequest) -> Done:
         """A ticket with which an app without a certificate enrols one speaker under the consent that the token names."""
         grant = self.gate.admit(credentials.call(Purpose.ENROL))
@@ -212,7 +228,7 @@ class Vault:
         """The tenant's voices, by name and state."""
         grant = self.gate.admit(credentials.call(Purpose.READ))
         with self._completing(grant, "read"), durable(self.database, grant.token.tenant) as transaction:
-            found = self.store.voices(transaction, grant.token.tenant)
+            found = self._own(transaction, grant) if grant.token.bound is Binding.KEY else self._all(transaction, grant)
         return Done(grant.intent_id, {"voices": [_described(voice) for voice in found]})
 
     def voice(self, credentials: Credentials, voice_id: UUID) -> Done:
@@ -220,9 +236,20 @@ class Vault:
         grant = self.gate.admit(credentials.call(Purpose.READ))
         with self._completing(grant, "read"), durable(self.database, grant.token.tenant) as transaction:
             found = self.store.voice(transaction, grant.token.tenant, voice_id)
-            if found is None:
+            if found is None or (grant.token.bound is Binding.KEY and found not in self._own(transaction, grant)):
                 raise VoiceUnknown()
         return Done(grant.intent_id, _described(found))
+
+    def _all(self, transaction: Transaction, grant: Grant) -> tuple[Voice, ...]:
+        return self.store.voices(transaction, grant.token.tenant)
+
+    def _own(self, transaction: Transaction, grant: Grant) -> tuple[Voice, ...]:
+        """What a browser may read: the voice that its key was invited for, or none."""
+        client = self.store.client(transaction, grant.token.client_id)
+        if client is None or client.voice_id is None:
+            return ()
+        found = self.store.voice(transaction, grant.token.tenant, client.voice_id)
+        return () if found is None else (found,)
 
     def erase(self, credentials: Credentials, voice_id: UUID) -> Done:
         """Erase one of the tenant's voices, whatever became of its consent. Raises VoiceUnknown, also for one erased before."""
@@ -239,13 +266,37 @@ class Vault:
     def verify(self, grant: Grant, frame: frames.Upload | frames.Refused | None) -> Done:
         """Is this recording the voice's speaker? A band, never a score."""
         with self._completing(grant, "compared") as facts:
-            upload = _uploaded(frame)
-            if len(upload.recordings) != 1:
-                raise Refusal("invalid_request", "One recording is compared at a time.", "Send one file in the field `audio`.")
+            recording = _one_recording(frame)
             assert grant.token.voice is not None
-            band = self.matching.compare(upload.recordings[0], grant.token.voice, grant)
+            band = self.matching.compare(recording, grant.token.voice, grant)
             facts["band"] = band.value
         return Done(grant.intent_id, {"band": band.value})
+
+    def ask_liveness(self, credentials: Credentials, voice: UUID) -> Done:
+        """Digits for the voice's speaker to say."""
+        grant = self.gate.admit(credentials.call(Purpose.LIVENESS, voice=voice))
+        with self._completing(grant, "asked"):
+            asked = self.liveness.ask(owner_of(grant))
+        return Done(grant.intent_id, {"id": asked.text, "digits": asked.digits, "expires_at": _moment(asked.expires_at)})
+
+    def admit_answer(self, credentials: Credentials, challenge: str) -> tuple[Grant, Challenge]:
+        """The gate for an answer, before the recording arrives. The challenge is used up."""
+        self.agreement.require_fresh()
+        grant = self.gate.admit(credentials.call(Purpose.LIVENESS, challenge=challenge))
+        return grant, self.liveness.read(challenge, owner_of(grant))
+
+    def hear_answer(self, admitted: tuple[Grant, Challenge], frame: frames.Upload | frames.Refused | None) -> Done:
+        """Does this recording say the digits in the voice? A pass for one use of the voice, or a refusal."""
+        grant, challenge = admitted
+        with self._completing(grant, "heard") as facts:
+            recording = _one_recording(frame)
+            try:
+                self.presence.require(recording, challenge, grant)
+            except NotLive as refusal:
+                facts["failed"] = refusal.failed
+                raise
+            passed = self.liveness.passed(challenge, owner_of(grant))
+        return Done(grant.intent_id, {"liveness": passed.text, "expires_at": _moment(passed.expires_at)})
 
     def speak(self, credentials: Credentials, body: SpeechRequest, listener: Listener) -> SpokenAudio:
         """Speak a text in a voice. The voice is open from just after the gate until the last sentence, and no longer.
@@ -294,11 +345,10 @@ class Vault:
         self.intents.complete(grant.intent_id, outcome, facts, *self._spent(grant, facts))
 
     def _spent(self, grant: Grant, facts: Mapping[str, str | int]) -> list[Statement]:
-        """What counts the speech that was made, also by one who left before its end, against the quotas."""
-        spoken = int(facts.get("milliseconds", 0))
-        if not spoken:
-            return []
-        return [self.store.spend(grant.token.x5t_s256, grant.token.voice, time.time(), milliseconds=spoken)]
+        """What counts against the quotas: speech that was made, also by one who left before its end, and a failed answer."""
+        if spoken := int(facts.get("milliseconds", 0)):
+            return [self.store.spend(grant.token.caller, grant.token.voice, time.time(), milliseconds=spoken)]
+        return [self.store.spend(grant.token.caller, None, time.time(), attempts=1)] if "failed" in facts else []
 
 
 def _uploaded(frame: frames.Upload | frames.Refused | None) -> frames.Upload:
@@ -307,6 +357,17 @@ def _uploaded(frame: frames.Upload | frames.Refused | None) -> frames.Upload:
     if isinstance(frame, frames.Refused):
         raise Refusal(frame.code, frame.message, frame.fix)
     return frame
+
+
+def _one_recording(frame: frames.Upload | frames.Refused | None) -> frames.Samples:
+    upload = _uploaded(frame)
+    if len(upload.recordings) != 1:
+        raise Refusal("invalid_request", "One recording is heard at a time.", "Send one file in the field `audio`.")
+    return upload.recordings[0]
+
+
+def _moment(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
 def _described(voice: Voice) -> dict[str, Any]:
