@@ -276,3 +276,10 @@ class ClientAwaitsOfficers(ServiceError):
         self.request, self.needed = request, needed
         self.certificate = b""
         """The certificate that was issued already; until its row is written it opens nothing."""
+
+
+class SealedBundleRefused(ServiceError):
+    """These details cannot be sealed or opened with this key."""
+
+    code = "sealed_bundle_refused"
+    fix = "The recipient makes a P-256 key: openssl ecparam -name prime256v1 -genkey -noout -out KEY; openssl ec -in KEY -pubout."

@@ -49,6 +49,12 @@ class Details:
             found.append((at, {name: item["value"] for name, item in shown.items()}))
         return sorted(found, key=lambda moment: moment[0])
 
+    def entries_of(self, transaction: Transaction, tenant: str) -> frozenset[UUID]:
+        """The ids of every entry about this tenant."""
+        pseudonym = pseudonym_of("tenant", tenant, lambda data: self._hsm.mac(KeyName.AUDIT_PSEUDONYM, data))
+        about = intents.select().where(_says("tenant", pseudonym)).with_only_columns(intents.c.intent_id)
+        return frozenset(transaction.scalars(about))
+
 
 def _says(name: str, value: str) -> Any:
     """Whether an intent's body has this member. It is canonical JSON: a member has one spelling, and no other text has it."""

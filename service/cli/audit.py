@@ -13,9 +13,13 @@ from policies.audit.export import Range
 from service.audit_bundles import check_records, export_bundle
 from service.cli.exits import Ended, Exit
 from service.cli.main import say_json
+from service.cli.output import say
 from service.errors import RecordsTampered
 from service.settings import Settings
 from service.site import Site
+from service.sync.admin import ask
+
+_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
 @click.group()
@@ -72,6 +76,68 @@ def export(file: Path, start: int, end: int | None, since: Path | None, *, unche
         say_json(facts)
     else:
         click.echo(f"{file}: entries up to {size}, under the newest checkpoint")
+
+
+@audit.command("export-details")
+@click.option("--from", "start", type=click.IntRange(min=0), help="First entry.")
+@click.option("--to", "end", type=click.IntRange(min=1), help="Entry after the last.")
+@click.option("--tenant", default="", help="Only entries about this tenant.  [default: every tenant]")
+@click.option("--recipient", type=_FILE, help="Whoever may read them: a P-256 public key (PEM).")
+@click.option("--reason", help="Why, in a sentence: officers read it.")
+@click.option("--request", metavar="ID", help="Carry request ID out, which officers approved; it works once.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Where the sealed bundle goes.")
+@click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
+def export_details(
+    start: int | None,
+    end: int | None,
+    tenant: str,
+    recipient: Path | None,
+    reason: str | None,
+    request: str | None,
+    out: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Open the sealed details of entries, for one recipient's key: who asked, by which keys, about which voice's key.
+
+    First with --from, --to, --recipient and --reason: this asks officers, who sign exactly that, and ends with 75. Once they
+    approved, with --request ID and --out FILE: it writes a bundle that only the recipient opens (`glottis audit open-details`).
+    The export is an entry of the log itself.
+    """
+    settings = Settings.load(os.environ)
+    if request is not None:
+        if out is None or os.path.lexists(out):
+            raise click.UsageError("--request needs --out FILE, which must not exist yet.")
+        done = ask(settings, "details_export", name=request)
+        out.write_text(done["sealed"])
+        say({"bundle": str(out), "entries": done["entries"]}, [f"{out}: details of {done['entries']} entries"], as_json=as_json)
+        return
+    if start is None or end is None or recipient is None or not reason:
+        raise click.UsageError("Name --from, --to, --recipient and --reason, or --request ID.")
+    public = recipient.read_text(errors="replace")
+    filed = ask(settings, "details_request", start=start, end=end, tenant=tenant, recipient=public, reason=reason)
+    lines = [
+        f"request {filed['request'][:16]} waits for {filed['needed']} officers: glottis approvals show {filed['request'][:16]}"
+    ]
+    say(filed, lines, as_json=as_json)
+    raise Ended(Exit.TEMPORARY)
+
+
+@audit.command("open-details")
+@click.argument("file", type=_FILE)
+@click.option("--key", type=_FILE, required=True, help="The recipient's private key (PEM).")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="Where the bundle goes, in the clear.")
+def open_details(file: Path, key: Path, out: Path) -> None:
+    """Open the sealed bundle in FILE with the recipient's key: works offline. Check the result with the stand-alone verifier."""
+    from service.detail_exports import opened_bundle
+
+    if os.path.lexists(out):
+        raise click.UsageError(f"{out} exists; name another file")
+    bundle = opened_bundle(file.read_bytes(), key.read_bytes(), None)
+    descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "wb") as opened:
+        opened.write(bundle)
+    click.echo(f"{out}: python3 VERIFIER {out} --fingerprint HEX")
 
 
 def _text(checkpoint: Path) -> str:
