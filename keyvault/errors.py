@@ -99,6 +99,13 @@ class KeyDestroyed(KeyStateForbids):
     fix = "Nothing opens what it wrapped: that is what it was destroyed for."
 
 
+class KeyUseRefused(KeyVaultError):
+    """This part of Glottis may not use this key; the token was not asked."""
+
+    code = "key_use_refused"
+    fix = "This is a fault of Glottis, or somebody's attempt: report it with the entry `hsm.use_refused` of the audit log."
+
+
 class SignerRotating(KeyVaultError):
     """The next version of this signing key is published and does not sign yet."""
 

@@ -1,4 +1,4 @@
-"""Who hears what happens to an HSM's process: its circuit breaker, calls that hang, and that it should be replaced."""
+"""Who hears what happens to an HSM's process: its circuit breaker, calls that hang, refused uses, and its age."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ class Listeners:
     worn: Callable[[Exception | None], None] = _nobody
     """This process should be replaced: None after `openings` keys opened, or what no retry in this process can mend."""
     openings: int | None = None
+    refused: Callable[[KeyEvent], None] = unheard
+    """`hsm.use_refused`: a key was asked for from where it may not be used."""
 
 
 UNHEARD = Listeners()

@@ -9,8 +9,10 @@ from sqlalchemy import create_engine
 
 from keyvault.database import Database, Transaction
 from keyvault.errors import MasterMissing
-from keyvault.hsm import RingMaster
+from keyvault.guarded_hsm import GuardedHsm
+from keyvault.hsm import RingMaster, SiteHsm
 from keyvault.hsm_listeners import UNHEARD, Listeners
+from keyvault.key_uses import Place
 from keyvault.pkcs11_hsm import Pkcs11Hsm
 from keyvault.records import RecordMac
 from keyvault.states import KeyState
@@ -29,12 +31,15 @@ def connect(url: str) -> Database:
 
 
 @contextmanager
-def serving_token(settings: Settings, database: Database, listeners: Listeners = UNHEARD) -> Iterator[Pkcs11Hsm]:
+def serving_token(
+    settings: Settings, database: Database, home: Place, listeners: Listeners = UNHEARD
+) -> Iterator[GuardedHsm]:
     """The serving token, audited and probed: it may hold the masters that a ceremony announced here or that the sites know.
 
     One master that is gone is for the sites to notice and to repair. A token that holds none of those that stored keys need,
     though nothing says that the database is older than the token, is another token, or an empty one: MasterMissing names the
     version and how many keys need it, and nothing new is made.
+    Its keys may be used as from `home`, and as from wherever a thread is `acting`; a refusal stands in the process's log at least.
     Raises HsmUnavailable, PinRejected, PromiseBroken.
     """
     site = Site.load(settings.site_file)
@@ -44,7 +49,8 @@ def serving_token(settings: Settings, database: Database, listeners: Listeners =
         needed = dict(_needed(transaction, store))
     allowed = sorted({*known, *site.masters})
     config = token_config(settings, "serving", site.tokens["serving"])
-    hsm = Pkcs11Hsm.open(config, settings.serving_pin.read(), expected_masters=allowed, required_masters=(), listeners=listeners)
+    token = Pkcs11Hsm.open(config, settings.serving_pin.read(), expected_masters=allowed, required_masters=(), listeners=listeners)
+    hsm = GuardedHsm(token, home, listeners.refused)
     try:
         if _level(database, settings.site, hsm):
             _require_one(needed, hsm.masters())
@@ -62,7 +68,7 @@ def _needed(transaction: Transaction, store: KeyStore) -> Iterator[tuple[RingMas
                 yield RingMaster(ring, version), count
 
 
-def _level(database: Database, site: str, hsm: Pkcs11Hsm) -> bool:
+def _level(database: Database, site: str, hsm: SiteHsm) -> bool:
     """Whether the database is as new as the token: an older one, restored, may name masters that are gone for good reason."""
     with lasting(database) as transaction:
         stored = SyncStore(RecordMac(hsm)).state(transaction, site)

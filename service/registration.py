@@ -11,6 +11,7 @@ from uuid import UUID
 
 from keyvault.database import Database, Transaction
 from keyvault.hsm import Hsm
+from keyvault.key_uses import Place
 from keyvault.records import RecordMac
 from policies.audit.store import AuditStore
 from policies.authority import Client, ClientState, Role
@@ -150,7 +151,7 @@ class Registration:
 @contextmanager
 def registration(settings: Settings) -> Iterator[Registration]:
     """The registration of this site, with the serving token and the vault's database role."""
-    with _serving(settings) as (database, hsm):
+    with _serving(settings, Place.CLIENTS) as (database, hsm):
         audit, roster = AuditStore(database, hsm), roster_in_force(settings, database, hsm)
         officers = ClientApprovals(
             database=database,
@@ -164,11 +165,11 @@ def registration(settings: Settings) -> Iterator[Registration]:
 
 def check_records(settings: Settings) -> int:
     """Check every audit record with the serving token (`AuditStore.check_macs`); returns their number. Raises AuditTampered."""
-    with _serving(settings) as (database, hsm):
+    with _serving(settings, Place.AUDIT) as (database, hsm):
         return AuditStore(database, hsm).check_macs()
 
 
 @contextmanager
-def _serving(settings: Settings) -> Iterator[tuple[Database, Hsm]]:
-    with opened(settings.role_url("vault")) as database, serving_token(settings, database) as hsm:
+def _serving(settings: Settings, home: Place) -> Iterator[tuple[Database, Hsm]]:
+    with opened(settings.role_url("vault")) as database, serving_token(settings, database, home) as hsm:
         yield database, hsm

@@ -23,6 +23,7 @@ from sqlalchemy import text
 from keyvault.approval_kinds import Kind, Request, described, statement_fact
 from keyvault.approvals import Operation, signed_by
 from keyvault.hsm import KeyName
+from keyvault.key_uses import Place
 from keyvault.sync.durable import DurableSite, SiteParts
 from keyvault.sync.errors import StatementMalformed
 from keyvault.sync.node import SiteNode
@@ -164,7 +165,7 @@ def log_is_behind(settings: Settings) -> dict[str, Any]:
 def _parts(settings: Settings) -> Iterator[SiteParts]:
     database = connect(settings.role_url("vault"))
     try:
-        with serving_token(settings, database) as hsm:
+        with serving_token(settings, database, Place.RESTORE) as hsm:
             serial = Site.load(settings.site_file).tokens["serving"].serial
             recorder = KeyEventRecorder(AuditStore(database, hsm))
             yield SiteParts(settings.site, serial, hsm, database, recorder, lambda: datetime.now(UTC))

@@ -25,6 +25,7 @@ from sqlalchemy.exc import OperationalError
 
 from keyvault.database import Database
 from keyvault.hsm import SiteHsm
+from keyvault.key_uses import Place
 from keyvault.records import RecordMac
 from keyvault.rotation import Outcome, Part, Plan, Rewrapping
 from keyvault.store import KeyStore
@@ -131,7 +132,7 @@ def serving(settings: Settings) -> Iterator[tuple[Database, SiteHsm]]:
     DatabaseUnavailable."""
     database = create_engine(settings.role_url("vault"), pool_size=2, connect_args={"connect_timeout": 5})
     try:
-        with serving_token(settings, database) as hsm:
+        with serving_token(settings, database, Place.REWRAP) as hsm:
             yield database, hsm
     except OperationalError as error:
         raise DatabaseUnavailable(type(error.orig).__name__) from None

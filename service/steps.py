@@ -20,8 +20,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from keyvault import ceremony, softhsm
+from keyvault.breaker import unheard
 from keyvault.errors import PromiseBroken
+from keyvault.guarded_hsm import GuardedHsm
 from keyvault.hsm import Hsm, KeyName, RingMaster
+from keyvault.key_uses import Place
 from keyvault.locked import LockedBuffer
 from keyvault.pkcs11_hsm import Pkcs11Hsm
 from keyvault.pkcs11_start import Module, Token, TokenConfig
@@ -195,7 +198,7 @@ def probe_token(settings: Settings, *, name: str) -> Answer:
     pin = {"serving": settings.serving_pin, "log": settings.log_pin}.get(name) or Secret(settings.pin_file(name))
     allowed = site.masters if name == "serving" else ()
     config = token_config(settings, name, site.tokens[name])
-    hsm = Pkcs11Hsm.open(config, pin.read(), expected_masters=allowed, required_masters=())
+    hsm = GuardedHsm(Pkcs11Hsm.open(config, pin.read(), expected_masters=allowed, required_masters=()), Place.PROBE, unheard)
     try:
         for master in hsm.masters():
             _seal_and_open(hsm, master)
@@ -286,7 +289,8 @@ STEPS: Mapping[str, Callable[..., Answer]] = {
 def _officer(settings: Settings) -> Iterator[Hsm]:
     facts = token_facts(json.loads((settings.token_dir("officer") / "token.json").read_text()))
     pin = Secret(settings.pin_file("officer")).read()
-    hsm = Pkcs11Hsm.open(token_config(settings, "officer", facts), pin, expected_masters=())
+    token = Pkcs11Hsm.open(token_config(settings, "officer", facts), pin, expected_masters=())
+    hsm = GuardedHsm(token, Place.AUTHORITY, unheard)
     try:
         yield hsm
     finally:

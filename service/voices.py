@@ -20,6 +20,7 @@ from keyvault.database import Database, Transaction
 from keyvault.errors import KeyVaultError, RecordTampered
 from keyvault.hsm import Hsm, KeyName, SiteHsm
 from keyvault.inbox import Inbox
+from keyvault.key_uses import Place
 from keyvault.keys import VoiceKeys
 from keyvault.lifecycle import APPROVALS_LAST
 from keyvault.records import RecordMac, RingVersion, Tombstone
@@ -222,11 +223,11 @@ _ENDS = frozenset(
 
 
 @contextmanager
-def voices(settings: Settings) -> Iterator[Voices]:
+def voices(settings: Settings, home: Place = Place.VOICES) -> Iterator[Voices]:
     """This site's voices, with the serving token and the vault's database role."""
     database = connect(settings.role_url("vault"))
     try:
-        with serving_token(settings, database) as hsm:
+        with serving_token(settings, database, home) as hsm:
             yield _voices(settings, database, hsm)
     finally:
         database.dispose()
@@ -272,7 +273,7 @@ def _stone(stone: Tombstone) -> Answer:
 
 def run(settings: Settings, call: str, request: Mapping[str, Any]) -> Answer:
     """One call of the command line, by its name; ids and bytes come as text."""
-    with voices(settings) as known:
+    with voices(settings, Place.REKEY if call == "rekey" else Place.VOICES) as known:
         match call:
             case "list":
                 return known.listed(request["tenant"], request["limit"])

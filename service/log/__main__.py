@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 
+from keyvault.breaker import unheard
+from keyvault.guarded_hsm import GuardedHsm
 from keyvault.hsm import KeyName
+from keyvault.key_uses import Place
 from keyvault.pkcs11_hsm import Pkcs11Hsm
 from policies.audit.checkpoint import LastCheckpoint, verifier_key
 from policies.audit.sequencer import Sequencer
@@ -20,7 +23,8 @@ def main() -> None:
     configure_logging("log", settings.log_level)
     harden_process()
     site = Site.load(settings.site_file)
-    hsm = Pkcs11Hsm.open(token_config(settings, "log", site.tokens["log"]), settings.log_pin.read(), expected_masters=())
+    token = Pkcs11Hsm.open(token_config(settings, "log", site.tokens["log"]), settings.log_pin.read(), expected_masters=())
+    hsm = GuardedHsm(token, Place.LOG, unheard)
     try:
         key = verifier_key(site.origin, hsm.public_key(KeyName.CHECKPOINT_SIGNER))
         database, last = engine(settings.role_url("log")), LastCheckpoint(settings.checkpoint_file)

@@ -8,9 +8,11 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from functools import partial
 
 from uvicorn import Config, Server
 
+from keyvault.key_uses import Place, acting
 from keyvault.sync.peer import serve
 from service.isolation import harden_process
 from service.logs import configure_logging
@@ -35,7 +37,7 @@ async def _serve(settings: Settings, site: SiteService) -> None:
     desk = operator.create_app(commands.calls(), commands.ready)
     servers = [(_Quiet(Config(desk, log_config=None, access_log=False, lifespan="off")), settings.listen_fd)]
     if settings.peer_fd is not None and site.peer is not None:
-        app = http.create_app(lambda method, message: serve(site.node, site.batches, method, message), site.peer_certificate_name)
+        app = http.create_app(acting(Place.SITE_PEER)(partial(serve, site.node, site.batches)), site.peer_certificate_name)
         servers.append((_Quiet(http.config(app, settings.link_dir)), settings.peer_fd))
 
     def stop() -> None:

@@ -10,7 +10,9 @@ from datetime import UTC, datetime, timedelta
 
 from keyvault.database import Database
 from keyvault.hsm import SiteHsm
+from keyvault.hsm_listeners import Listeners
 from keyvault.inbox import Inbox
+from keyvault.key_uses import Place
 from keyvault.records import RecordMac
 from keyvault.sync.batches import Batches
 from keyvault.sync.coordinator import Coordinator
@@ -33,6 +35,7 @@ from service.signing import SignerCommands
 from service.site import Site
 from service.sites import link_name, read_history
 from service.sync.link import HttpsLink, NoLink
+from service.vault.hsm_events import HsmEvents
 
 
 @dataclass(frozen=True)
@@ -91,11 +94,13 @@ def site_service(settings: Settings) -> Iterator[SiteService]:
     """
     database = connect(settings.role_url("vault"))
     try:
-        with serving_token(settings, database) as hsm:
+        events = HsmEvents()
+        with serving_token(settings, database, Place.SITE, Listeners(refused=events.hear)) as hsm:
             serial = Site.load(settings.site_file).tokens["serving"].serial
             recorder = KeyEventRecorder(AuditStore(database, hsm))
             parts = SiteParts(settings.site, serial, hsm, database, recorder, _now)
-            yield _service(settings, parts, hsm)
+            with events.writing(database, recorder):
+                yield _service(settings, parts, hsm)
     finally:
         database.dispose()
 

@@ -18,6 +18,7 @@ from keyvault.approvals import Approval, Operation
 from keyvault.errors import KeyVaultError
 from keyvault.events import KeyEvent
 from keyvault.hsm import KeyName, RingMaster
+from keyvault.key_uses import Place, acting
 from keyvault.states import KeyState
 from keyvault.sync.coordinator import Exchange
 from keyvault.sync.errors import CertificateInvalid, SitesDiverged
@@ -45,7 +46,9 @@ class Commands:
         read = (self.status, self.verify, self.history, self.propose_roster, self.propose_act, self.expect)
         own: dict[str, Call] = {call.__name__: call for call in (*drive, *read, self.break_glass, self.seal_backup)}
         desks = (self.site.keys(), self.site.signers(), self.site.approvals(), self.site.policies())
-        return own | {name: call for desk in desks for name, call in desk.calls().items()}
+        calls = own | {name: call for desk in desks for name, call in desk.calls().items()}
+        signers = self.site.signers().calls().keys()
+        return {name: acting(Place.SITE_SIGNERS if name in signers else Place.SITE_COMMAND)(call) for name, call in calls.items()}
 
     def ready(self) -> bool:
         """Whether this site's token and state answer."""

@@ -23,7 +23,7 @@ def main() -> None:
     configure_logging(f"vault-{settings.worker}", settings.log_level)
     harden_process()
     threads, leaving, events = Threads(THREADS), Leaving(settings.supervisor_fd), HsmEvents()
-    listeners = Listeners(events.hear, threads.abandon, leaving.ask, settings.vault_openings)
+    listeners = Listeners(events.hear, threads.abandon, leaving.ask, settings.vault_openings, events.hear)
     with vault(settings, listeners, events) as uses, sweeping(uses.database, uses.store, time.time):
         serve(create_app(uses, threads), socket.socket(fileno=settings.listen_fd), leaving)
 

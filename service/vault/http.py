@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+from collections.abc import Awaitable, Callable
+from functools import wraps
 from typing import TypeVar
 from urllib.parse import parse_qsl
 from uuid import UUID
@@ -21,6 +23,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from keyvault.errors import KeyVaultError
+from keyvault.key_uses import Place, acting
 from policies.errors import NonceRequired, PolicyError
 from service import frames
 from service.problems import problem, unexpected
@@ -78,18 +81,38 @@ def create_app(vault: Vault, threads: Threads) -> Starlette:
     return app
 
 
+Endpoint = Callable[["_Calls", Request], Awaitable[Response]]
+
+
+def _at(place: Place) -> Callable[[Endpoint], Endpoint]:
+    """What this endpoint does, also in its threads, may use the keys that `keyvault/key_uses.py` names for this place."""
+
+    def of(endpoint: Endpoint) -> Endpoint:
+        @wraps(endpoint)
+        async def within(self: _Calls, request: Request) -> Response:
+            with acting(place):
+                return await endpoint(self, request)
+
+        return within
+
+    return of
+
+
 class _Calls:
     def __init__(self, vault: Vault, threads: Threads) -> None:
         self._vault = vault
         self._run = threads.run
 
+    @_at(Place.READYZ)
     async def readyz(self, _: Request) -> Response:
         broken = await self._run(self._vault.readiness)
         return JSONResponse({"status": "unready", "broken": broken} if broken else {"status": "ready"}, 503 if broken else 200)
 
+    @_at(Place.JWKS)
     async def jwks(self, _: Request) -> Response:
         return JSONResponse(await self._run(self._vault.jwks), headers={"Cache-Control": f"public, max-age={JWKS_AGE_S}"})
 
+    @_at(Place.TOKEN)
     async def token(self, request: Request) -> Response:
         form = _form(await _body(request, MAX_FORM_BYTES))
         issued = await self._run(self._vault.issue, _credentials(request), form["grant_type"], form["authorization_details"])
@@ -101,11 +124,13 @@ class _Calls:
         }
         return JSONResponse(answer, headers={"Cache-Control": "no-store", INTENT_HEADER: str(issued.intent_id)})
 
+    @_at(Place.CONSENT)
     async def record_consent(self, request: Request) -> Response:
         body = _shaped(ConsentRequest, await _body(request, MAX_JSON_BYTES))
         done = await self._run(self._vault.record_consent, _credentials(request), body)
         return JSONResponse(done.answer, 201, headers={INTENT_HEADER: str(done.intent_id)})
 
+    @_at(Place.ENROL)
     async def enrol(self, request: Request) -> Response:
         admitted = await self._run(self._vault.admit_enrolment, _credentials(request))
         done = await self._run(self._vault.enrol, admitted, await _frame(request))
@@ -116,37 +141,45 @@ class _Calls:
         done = await self._run(self._vault.register_browser, _credentials(request), body.code)
         return JSONResponse(done.answer, 201, headers={INTENT_HEADER: str(done.intent_id), "Cache-Control": "no-store"})
 
+    @_at(Place.TICKET)
     async def issue_ticket(self, request: Request) -> Response:
         body = _shaped(UploadRequest, await _body(request, MAX_JSON_BYTES))
         done = await self._run(self._vault.issue_ticket, _credentials(request), body)
         return JSONResponse(done.answer, 201, headers={INTENT_HEADER: str(done.intent_id), "Cache-Control": "no-store"})
 
+    @_at(Place.TICKET)
     async def ticket_limit(self, request: Request) -> Response:
         """For the edge alone: what it needs to know before it reads a byte of an upload from a caller without a certificate."""
         return JSONResponse({"max_bytes": await self._run(self._vault.ticket_limit, _ticket(request))})
 
+    @_at(Place.ENROL)
     async def enrol_by_ticket(self, request: Request) -> Response:
         admitted = await self._run(self._vault.admit_upload, _ticket(request))
         done = await self._run(self._vault.enrol, admitted, await _frame(request))
         return JSONResponse(done.answer, 201, headers={INTENT_HEADER: str(done.intent_id)})
 
+    @_at(Place.READ)
     async def voices(self, request: Request) -> Response:
         done = await self._run(self._vault.voices, _credentials(request))
         return JSONResponse(done.answer, headers={INTENT_HEADER: str(done.intent_id)})
 
+    @_at(Place.READ)
     async def voice(self, request: Request) -> Response:
         done = await self._run(self._vault.voice, _credentials(request), _voice(request))
         return JSONResponse(done.answer, headers={INTENT_HEADER: str(done.intent_id)})
 
+    @_at(Place.ERASE)
     async def erase(self, request: Request) -> Response:
         done = await self._run(self._vault.erase, _credentials(request), _voice(request))
         return JSONResponse(done.answer, headers={INTENT_HEADER: str(done.intent_id)})
 
+    @_at(Place.COMPARE)
     async def verify(self, request: Request) -> Response:
         admitted = await self._run(self._vault.admit_comparison, _credentials(request), _voice(request))
         done = await self._run(self._vault.verify, admitted, await _frame(request))
         return JSONResponse(done.answer, headers={INTENT_HEADER: str(done.intent_id)})
 
+    @_at(Place.SPEAK)
     async def speak(self, request: Request) -> Response:
         body = _shaped(SpeechRequest, await _body(request, MAX_JSON_BYTES))
         listener = Listener()
