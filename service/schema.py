@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from alembic import command
-from alembic.config import Config
 from sqlalchemy import URL, Connection, Engine, create_engine, make_url, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.pool import NullPool
@@ -114,6 +112,9 @@ def migrate(owner_url: str) -> None:
 
     Raises DatabaseUnavailable, and DatabaseUnsuitable when server or pgvector are too old.
     """
+    from alembic import command  # whoever only opens the database need not load it
+    from alembic.config import Config
+
     with opened(owner_url) as engine, engine.connect() as connection:
         check_versions(connection)
         config = Config()
