@@ -2,9 +2,8 @@
 
 Restoring happens while nothing runs. The database is replaced whole; token files only where they are asked for, and what was
 there is kept beside. Afterwards the anchor in the token and the log's last checkpoint say whether the store is older than what
-was signed: then nothing serves until M of N officers adopt exactly this pair (`restore.adopt`). The adoption is an entry of the
-log, and the log goes on from where the restored database ends: whoever holds a newer checkpoint sees the fork, and the entry
-that explains it.
+was signed: then nothing serves until M of N officers adopt exactly this pair (`restore.adopt`), and nothing is logged until they
+let the log go on from where the restored database ends (`log.reanchor`). Both are entries of the log.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import base64
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -28,21 +27,18 @@ from keyvault.sync.durable import DurableSite, SiteParts
 from keyvault.sync.errors import StatementMalformed
 from keyvault.sync.node import SiteNode
 from keyvault.sync.roster import machine
-from policies.audit import store as log_store
-from policies.audit.checkpoint import LastCheckpoint
 from policies.audit.store import AuditStore
-from service import bringup, schema, steps
+from service import bringup, log_anchor, schema, step
 from service.backups import DUMP, Backup, database_name, postgres_tool, run_tool, unpacked
 from service.embedded import SUPERUSER
 from service.errors import BackupRefused, NothingToAdopt, RequestUnreadable
+from service.inboxes import roster_in_force
 from service.isolation import Isolation, establish
 from service.key_events import KeyEventRecorder
-from service.log.process import engine
 from service.masters import connect, serving_token
 from service.settings import Settings
 from service.site import Site
 
-SUPERSEDED = "superseded"
 TOKEN_FOLDERS = ("serving", "log", "officer")
 _REQUEST_DAYS = 14
 
@@ -72,42 +68,65 @@ def apply(settings: Settings, backup: Backup, *, database: bool, tokens: bool) -
     return Restored(backup, database, kept)
 
 
-def request(settings: Settings, reason: str) -> bytes:
-    """The request, in this site's name, that officers adopt what is here; `glottis approvals sign` takes it, as a file.
+def requests(settings: Settings, reason: str) -> dict[str, bytes]:
+    """The requests, in this site's name, that officers must approve before this site starts: `database` where store or token is
+    older than the other, `log` where the audit log's signed end is not in the database. `glottis approvals sign` takes each.
 
     Raises NothingToAdopt where store, token and log belong together.
     """
     isolation = establish(settings.state_dir, settings.site)
+    found: dict[str, bytes] = {}
     with bringup.held(settings), _database(settings):
-        answer = steps.call(settings, isolation.vault, "adoption_request", groups=_groups(settings), reason=reason)
-        behind = steps.call(settings, isolation.log, "log_is_behind", groups=_groups(settings))["behind"]
-    if not answer["older"] and not behind:
+        answer = step.call(settings, isolation.vault, "adoption_request", groups=_groups(settings), reason=reason)
+        if answer["older"]:
+            found["database"] = base64.b64decode(answer["request"])
+        ends = step.call(settings, isolation.log, "log_ends", groups=_groups(settings))
+        if ends["parted"]:
+            asked = step.call(settings, isolation.vault, "reanchor_request", groups=_groups(settings), ends=ends, reason=reason)
+            found["log"] = base64.b64decode(asked["request"])
+    if not found:
         raise NothingToAdopt
-    return base64.b64decode(answer["request"])
+    return found
 
 
 def adopt(settings: Settings, signed: Sequence[bytes]) -> dict[str, Any]:
-    """Carry out an approved adoption: the sync state, then the log. `signed` are copies of one request, each as somebody signed it.
+    """Carry out approved requests: the sync state, then the log. `signed` are copies of them, each as somebody signed it.
 
     Raises what the approvals lack, by its own code, and RequestUnreadable.
     """
-    text_ = base64.b64encode(_gathered(signed).encode()).decode()
-    isolation = establish(settings.state_dir, settings.site)
+    gathered = _gathered(signed)
+    isolation, groups = establish(settings.state_dir, settings.site), _groups(settings)
+    done: dict[str, Any] = {"epoch": None, "recovers_to": None, "log": None}
     with bringup.held(settings), _database(settings):
-        adopted = steps.call(settings, isolation.vault, "adopt_restored", groups=_groups(settings), request=text_)
-        log = steps.call(settings, isolation.log, "adopt_log", groups=_groups(settings))
-    return adopted | log
+        if (asked := gathered.get(Kind.ADOPT)) is not None:
+            done |= step.call(settings, isolation.vault, "adopt_restored", groups=groups, request=_text(asked))
+        if (asked := gathered.get(Kind.REANCHOR)) is not None:
+            ends = step.call(settings, isolation.log, "log_ends", groups=groups)
+            named = {name: ends[name] for name in ("kept", "database")}
+            step.call(settings, isolation.vault, "reanchor_approved", groups=groups, request=_text(asked), ends=named)
+            done["log"] = step.call(settings, isolation.log, "move_log", groups=groups, **named)
+    return done
 
 
-def _gathered(signed: Sequence[bytes]) -> Request:
-    """One request with everybody's signatures."""
+def _gathered(signed: Sequence[bytes]) -> dict[str, Request]:
+    """By kind, one request with everybody's signatures. Raises RequestUnreadable."""
     try:
-        requests = [Request.decode(data) for data in signed]
+        given = [Request.decode(data) for data in signed]
     except StatementMalformed as error:
         raise RequestUnreadable(f"this is no request for approval: {error}") from error
-    if len({request.operation for request in requests}) != 1:
-        raise RequestUnreadable("the files are of different requests", fix="Let every officer sign the same file.")
-    return replace(requests[0], approvals=tuple({one for request in requests for one in request.approvals}))
+    found: dict[str, Request] = {}
+    for one in given:
+        known = found.setdefault(one.operation.kind, one)
+        if known.operation != one.operation:
+            raise RequestUnreadable("the files are of different requests", fix="Let every officer sign the same file.")
+        found[one.operation.kind] = replace(known, approvals=tuple({*known.approvals, *one.approvals}))
+    if unknown := found.keys() - {Kind.ADOPT, Kind.REANCHOR}:
+        raise RequestUnreadable(f"a {min(unknown)} request is not carried out here")
+    return found
+
+
+def _text(request: Request) -> str:
+    return base64.b64encode(request.encode()).decode()
 
 
 # --- what the steps do, each under the user that owns what it touches
@@ -138,27 +157,23 @@ def adopt_restored(settings: Settings, *, request: str) -> dict[str, Any]:
         return {"epoch": node.ledger.epoch, "recovers_to": recovering.epoch if recovering else None}
 
 
-def adopt_log(settings: Settings) -> dict[str, Any]:
-    """Step: let the log go on from the newest checkpoint of the database; the newer one is kept beside it for auditors."""
-    database, last = engine(settings.role_url("log")), LastCheckpoint(settings.checkpoint_file)
-    with database.connect() as connection:
-        row = log_store.last_checkpoint(connection)
-    note = last.read()
-    if note is None or row is None or note == row.note:
-        return {"log": None}
-    kept = settings.checkpoint_file.with_name(f"checkpoint.{_size(note)}.{SUPERSEDED}")
-    LastCheckpoint(kept).write(note)
-    last.write(str(row.note))
-    return {"log": {"from": row.size, "superseded": _size(note), "kept": str(kept)}}
+def reanchor_request(settings: Settings, *, ends: Mapping[str, str], reason: str) -> dict[str, Any]:
+    """Step: the request that this site's log goes on from where the database ends."""
+    with _parts(settings) as parts:
+        return {"request": _text(log_anchor.request(parts, roster_in_force(settings, parts.database, parts.hsm), ends, reason))}
 
 
-def log_is_behind(settings: Settings) -> dict[str, Any]:
-    """Step: compare the log's file with the database."""
-    database, last = engine(settings.role_url("log")), LastCheckpoint(settings.checkpoint_file)
-    with database.connect() as connection:
-        row = log_store.last_checkpoint(connection)
-    note = last.read()
-    return {"behind": note is not None and (row is None or _size(note) > row.size)}
+def reanchor_approved(settings: Settings, *, request: str, ends: Mapping[str, str]) -> dict[str, Any]:
+    """Step: check the officers' word on the log's end, and record it."""
+    asked = Request.decode(base64.b64decode(request, validate=True))
+    with _parts(settings) as parts:
+        log_anchor.approve(parts, roster_in_force(settings, parts.database, parts.hsm), asked, ends)
+    return {}
+
+
+def log_ends(settings: Settings) -> dict[str, Any]:
+    """Step: the log's end in its file and in the database."""
+    return log_anchor.ends(settings, Site.load(settings.site_file).audit_key)
 
 
 @contextmanager
@@ -224,7 +239,3 @@ def _cluster(settings: Settings) -> str:
 
 def _groups(settings: Settings) -> tuple[int, ...]:
     return establish(settings.state_dir, settings.site).database_groups(embedded=settings.embedded)
-
-
-def _size(note: str) -> int:
-    return int(note.split("\n")[1])

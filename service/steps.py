@@ -6,6 +6,7 @@ on that pipe, never in arguments or variables. `service.step.call` is the other 
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -138,9 +139,6 @@ def revoke_client(settings: Settings, *, client: str) -> Answer:
         return _client(revoked) | {"changed": changed}
 
 
-def quota(settings: Settings, *, scope: str, name: str, changes: Mapping[str, int] | None) -> Answer:
-    """The limits of a client or voice, set first where changes are given."""
-    from policies.quotas import Scope
 def invite_browser(
     settings: Settings, *, client: str, tenant: str, roles: Sequence[str], voice: str | None, lifetime_s: int
 ) -> Answer:
@@ -152,6 +150,9 @@ def invite_browser(
         return {"code": made.code, "expires_at": made.expires_at.isoformat()}
 
 
+def quota(settings: Settings, *, scope: str, name: str, changes: Mapping[str, int] | None) -> Answer:
+    """The limits of a client or voice, set first where changes are given."""
+    from policies.quotas import Scope
     from service.registration import registration
 
     with registration(settings) as clients:
@@ -231,32 +232,14 @@ def try_unwraps(settings: Settings) -> Answer:
         library.stop()
 
 
-def adoption_request(settings: Settings, *, reason: str) -> Answer:
-    """What officers would adopt after a restore, as a request that this site signed."""
-    from service import restoring
+def _of(module: str, name: str) -> Callable[..., Answer]:
+    """A step that stands in another module, which is loaded when the step is done."""
 
-    return restoring.adoption_request(settings, reason=reason)
+    def step(settings: Settings, **said: Any) -> Answer:
+        answer: Answer = getattr(importlib.import_module(module), name)(settings, **said)
+        return answer
 
-
-def adopt_restored(settings: Settings, *, request: str) -> Answer:
-    """Adopt store and token as officers approved."""
-    from service import restoring
-
-    return restoring.adopt_restored(settings, request=request)
-
-
-def adopt_log(settings: Settings) -> Answer:
-    """Let the log go on from where the restored database ends."""
-    from service import restoring
-
-    return restoring.adopt_log(settings)
-
-
-def log_is_behind(settings: Settings) -> Answer:
-    """Whether the database ends before the newest checkpoint that the log signed."""
-    from service import restoring
-
-    return restoring.log_is_behind(settings)
+    return step
 
 
 STEPS: Mapping[str, Callable[..., Answer]] = {
@@ -272,15 +255,17 @@ STEPS: Mapping[str, Callable[..., Answer]] = {
     "change_client_roles": change_client_roles,
     "revoke_client": revoke_client,
     "quota": quota,
+    "invite_browser": invite_browser,
     "list_clients": list_clients,
     "record_authority": record_authority,
     "probe_token": probe_token,
-    "invite_browser": invite_browser,
     "check_audit": check_audit,
-    "adoption_request": adoption_request,
-    "adopt_restored": adopt_restored,
-    "adopt_log": adopt_log,
-    "log_is_behind": log_is_behind,
+    "adoption_request": _of("service.restoring", "adoption_request"),
+    "adopt_restored": _of("service.restoring", "adopt_restored"),
+    "reanchor_request": _of("service.restoring", "reanchor_request"),
+    "reanchor_approved": _of("service.restoring", "reanchor_approved"),
+    "log_ends": _of("service.restoring", "log_ends"),
+    "move_log": _of("service.log_anchor", "move"),
     "voices": voices,
 }
 

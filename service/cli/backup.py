@@ -80,22 +80,37 @@ def apply(folder: Path, only: str | None, roster: Path | None, dry_run: bool, ye
 
 @restore.command()
 @click.option("--reason", required=True, help="Why, in the requester's words.")
-@click.option("--out", type=_FOLDER, required=True, help="Where the request goes.")
-def request(reason: str, out: Path) -> None:
-    """Write the request that officers adopt what is here, signed by this site. They sign it with `glottis approvals sign`."""
-    out.write_bytes(restoring.request(Settings.load(os.environ), reason))
-    click.echo(f"{out}: let the officers read and sign it: glottis approvals sign {out} --key KEY")
+@click.option(
+    "--out", type=_FOLDER, required=True, help="Where the request about database and token goes; about the log, FILE.log."
+)
+@json_option
+def request(reason: str, out: Path, as_json: bool) -> None:
+    """Write what officers must approve before this site starts, signed by it: each file is one request, for `approvals sign`.
+
+    FILE: that database and token are used together although one is older (`restore.adopt`). FILE.log: that the audit log goes on
+    from where the database ends, although it signed another end (`log.reanchor`). What is not needed is not written.
+    """
+    found = restoring.requests(Settings.load(os.environ), reason)
+    places = {"database": out, "log": out.with_name(f"{out.name}.log")}
+    for name, data in found.items():
+        places[name].write_bytes(data)
+    lines = [
+        f"{places[name]}: let the officers read and sign it: glottis approvals sign {places[name]} --key KEY" for name in found
+    ]
+    say({name: str(places[name]) for name in found}, lines, as_json=as_json)
 
 
 @restore.command()
 @click.argument("files", type=click.Path(path_type=Path, exists=True), nargs=-1, required=True)
 @json_option
 def adopt(files: tuple[Path, ...], as_json: bool) -> None:
-    """Use what is here, as officers approved in FILES (one request, as each of them signed it). Then start: glottis up."""
+    """Use what is here, as officers approved in FILES (each request, as each of them signed it). Then start: glottis up."""
     done = restoring.adopt(Settings.load(os.environ), [path.read_bytes() for path in files])
-    lines = [f"adopted at epoch {done['epoch']}"]
+    lines = [] if done["epoch"] is None else [f"adopted at epoch {done['epoch']}"]
     if done["recovers_to"]:
         lines.append(f"it serves once it has caught up to epoch {done['recovers_to']} from the other site")
     if done["log"]:
-        lines.append(f"the log goes on from {done['log']['from']} entries; the checkpoint of {done['log']['superseded']} is kept")
+        lines.append(
+            f"the log goes on from {done['log']['from']} entries; the checkpoint that was given up is in {done['log']['kept']}"
+        )
     say(done, [*lines, "now start it: glottis up"], as_json=as_json)

@@ -74,13 +74,14 @@ def test_an_older_database_serves_nothing_until_officers_adopt_it_and_then_catch
 
     request = tmp_path / "request"
     done(settings, "restore", "request", "--reason", "a drill", "--out", str(request))
-    alone = tmp_path / "request.2"
-    for number in (2, 3):
-        key, signed = settings.officer_dir / f"officer-{number}.pem", tmp_path / f"request.{number}"
-        done(settings, "approvals", "sign", str(request), "--key", str(key), "--out", str(signed), "--yes")
+    alone, asked = tmp_path / "request.2", [request, tmp_path / "request.log"]
+    assert asked[1].exists(), "the log signed for more than the database holds"
+    for file, number in ((file, number) for file in asked for number in (2, 3)):
+        key = settings.officer_dir / f"officer-{number}.pem"
+        done(settings, "approvals", "sign", str(file), "--key", str(key), "--out", f"{file}.{number}", "--yes")
     one = glottis(settings, "restore", "adopt", str(request), str(alone))
     assert "approvals_missing" in one.stderr
-    done(settings, "restore", "adopt", str(request), str(alone), str(tmp_path / "request.3"))
+    done(settings, "restore", "adopt", *(f"{file}.{number}" for file in asked for number in (2, 3)))
 
     site.start()
     deadline = time.monotonic() + 60
