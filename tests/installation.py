@@ -23,6 +23,9 @@ from service.settings import Settings
 SPEECH = Path(__file__).parents[1] / "examples" / "speech"
 VARIABLES = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LC_ALL": "C.UTF-8"}
 
+ORIGIN = "https://app.example"
+"""Where the page of the shared installation's browsers is served from."""
+
 
 def recordings(speaker: str) -> list[bytes]:
     return [path.read_bytes() for path in sorted((SPEECH / speaker).glob("*.flac"))]
@@ -113,7 +116,7 @@ def new_installation() -> Iterator[Callable[..., Installation]]:
 @pytest.fixture(scope="session")
 def running(new_installation: Callable[..., Installation]) -> Installation:
     """One running installation for every test that leaves it as it was."""
-    found = new_installation()
+    found = new_installation(GLOTTIS_BROWSER_ORIGINS=ORIGIN)
     found.start()
     return found
 
