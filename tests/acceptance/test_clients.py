@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
+from subprocess import CompletedProcess
 from uuid import uuid4
 
 import pytest
+from cli_here import glottis_here
 from installation import VARIABLES, Installation
 from sqlalchemy import text
 
@@ -20,10 +20,8 @@ from service.schema import opened
 EACH_WORKER_SEVERAL_TIMES = 8
 
 
-def glottis(running: Installation, *arguments: str, answer: str | None = None) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-P", "-m", "service.cli.main", "clients", *arguments]
-    environ = VARIABLES | running.settings.environ()
-    return subprocess.run(argv, env=environ, input=answer, capture_output=True, text=True, check=False, timeout=60)
+def glottis(running: Installation, *arguments: str, answer: str | None = None) -> CompletedProcess[str]:
+    return glottis_here("clients", *arguments, environ=VARIABLES | running.settings.environ(), answer=answer)
 
 
 def new_client(running: Installation) -> str:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from whole_service import PYTHON_PATH, ROOT
+from cli_here import glottis_here
+from whole_service import PYTHON_PATH
 
 ADD = ["clients", "add", "app"]
 
 
 def refused(state_dir: Path, *arguments: str | bytes) -> str:
-    environ = PYTHON_PATH | {"GLOTTIS_STATE_DIR": str(state_dir)}
-    argv = [sys.executable, "-P", "-m", "service.cli.main", *arguments]
-    done = subprocess.run(argv, env=environ, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    done = glottis_here(*arguments, environ=PYTHON_PATH | {"GLOTTIS_STATE_DIR": str(state_dir)})
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
     assert "unexpected" not in done.stderr

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
+from subprocess import CompletedProcess
 
 import pytest
+from cli_here import glottis_here
 
 from policies.engine import SHIPPED
 
@@ -21,9 +21,8 @@ def own(tmp_path):
     return tmp_path
 
 
-def policy(*arguments: object) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-P", "-m", "service.cli.main", "policy", *map(str, arguments)]
-    return subprocess.run(argv, env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}, capture_output=True, text=True, check=False)
+def policy(*arguments: object) -> CompletedProcess[str]:
+    return glottis_here("policy", *arguments, environ={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"})
 
 
 def edit(file, old, new):
