@@ -48,6 +48,7 @@ class Place(StrEnum):
     READ = "vault.read"
     ERASE = "vault.erase"
     COMPARE = "vault.compare"
+    LIVENESS = "vault.liveness"  # giving digits out; whoever hears them compares
     SPEAK = "vault.speak"
     SITE = "site"  # the site process's start and background work
     SITE_COMMAND = "site.command"

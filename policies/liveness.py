@@ -75,11 +75,16 @@ class Liveness:
 
     def asked(self, text: str, owner: Owner) -> Challenge:
         """The challenge that this owner was given, and may still answer. Raises LivenessInvalid, LivenessExpired."""
+        challenge = self.read(text, owner)
+        self._require_now(challenge.asked_at)
+        return challenge
+
+    def read(self, text: str, owner: Owner) -> Challenge:
+        """The challenge that this owner was given, however long ago: for one that was admitted. Raises LivenessInvalid."""
         data = _decoded(text, _ID + _TIME + DIGITS + _MAC)
         nonce, asked_at = _nonce(data)
         digits = data[_ID + _TIME : -_MAC].decode("ascii", "replace")
         self._check(data, CHALLENGE, *_fields(owner), nonce, asked_at, digits)
-        self._require_now(asked_at)
         return Challenge(nonce, digits, asked_at, text)
 
     def passed(self, challenge: Challenge, owner: Owner) -> Pass:

@@ -123,17 +123,46 @@ class VoiceClient:
         files = {"audio": ("recording", recording, "application/octet-stream")}
         return str(self._json("POST", f"/v1/voices/{voice}/verify", self.token("compare", voice=voice), files=files)["band"])
 
-    def speak(self, voice: str | UUID, text: str, *, response_format: str = "wav", speed: float = 1.0) -> bytes:
-        """The text, spoken: a WAV file."""
+    def ask_liveness(self, voice: str | UUID) -> dict[str, Any]:
+        """Digits for the voice's speaker to say: `id`, `digits`, `expires_at`."""
+        return self._json("POST", "/v1/liveness", self.token("liveness", voice=voice), json={"voice": str(voice)})
+
+    def answer_liveness(self, voice: str | UUID, challenge: str, recording: bytes) -> str:
+        """Send the recording that says the digits of this challenge (its `id`); returns the pass for one token."""
+        files = {"audio": ("recording", recording, "application/octet-stream")}
+        path = f"/v1/liveness/{challenge}"
+        return str(self._json("POST", path, self.token("liveness", voice=voice), files=files)["liveness"])
+
+    def speak(
+        self,
+        voice: str | UUID,
+        text: str,
+        *,
+        response_format: str = "wav",
+        speed: float = 1.0,
+        liveness: str | None = None,
+    ) -> bytes:
+        """The text, spoken: a WAV file. `liveness`: the pass, for a voice that demands one."""
         body = {"model": "hibari", "input": text, "voice": str(voice), "response_format": response_format, "speed": speed}
-        return self.call("POST", "/v1/audio/speech", self.token("speak", voice=voice, text=text), json=body).content
+        token = self.token("speak", voice=voice, text=text, liveness=liveness)
+        return self.call("POST", "/v1/audio/speech", token, json=body).content
 
     # How they prove who they are
 
     def token(
-        self, action: str, *, voice: str | UUID | None = None, consent: str | UUID | None = None, text: str | None = None
+        self,
+        action: str,
+        *,
+        voice: str | UUID | None = None,
+        consent: str | UUID | None = None,
+        text: str | None = None,
+        liveness: str | None = None,
+        bearer: bool = False,
     ) -> str:
-        """A token for one act: it lives five seconds and works once."""
+        """A token for one act: it lives five seconds and works once.
+
+        With `bearer`, bound to the certificate alone, which the voice must allow: send it as `Authorization: Bearer`.
+        """
         wanted: dict[str, Any] = {"type": "glottis_voice", "actions": [action]}
         if voice is not None:
             wanted["voice"] = str(voice)
@@ -141,8 +170,13 @@ class VoiceClient:
             wanted["consent"] = str(consent)
         if text is not None:
             wanted["text_sha256"] = hashlib.sha256(text.encode()).hexdigest()
+        if liveness is not None:
+            wanted["liveness"] = liveness
         form = {"grant_type": "client_credentials", "authorization_details": json.dumps([wanted])}
-        answer = self._proved("POST", "/oauth/token", None, data=form)
+        if bearer:
+            answer = self.send("POST", "/oauth/token", {}, data=form)
+        else:
+            answer = self._proved("POST", "/oauth/token", None, data=form)
         return str(answer.json()["access_token"])
 
     def proof(self, method: str, path: str, token: str | None = None) -> str:

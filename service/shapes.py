@@ -142,6 +142,27 @@ class BandAnswer(Shape):
     band: Literal["match", "uncertain", "no_match"]
 
 
+class LivenessRequest(Shape):
+    """The voice whose speaker is to say digits."""
+
+    voice: UUID
+
+
+class LivenessAnswer(Shape):
+    """Say the digits, and send the recording to /v1/liveness/{id} before `expires_at`."""
+
+    id: str
+    digits: str
+    expires_at: datetime
+
+
+class LivenessPass(Shape):
+    """Name it as `liveness` in the authorization details of one token, before `expires_at`."""
+
+    liveness: str
+    expires_at: datetime
+
+
 class TokenAnswer(Shape):
     access_token: str
     token_type: Literal["DPoP", "Bearer"]

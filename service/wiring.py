@@ -56,6 +56,7 @@ from voiceprints.enrolment import Enrolment
 from voiceprints.matching import Matching
 from voiceprints.memory import LockedMemory
 from voiceprints.opening import OpenVoices
+from voiceprints.presence import Presence
 
 AUDIENCE = "glottis-vault"
 SPEAKING_AT_ONCE = 1
@@ -115,6 +116,7 @@ def _vault(settings: Settings, database: Database, hsm: SiteHsm) -> Vault:
     )
     memory, activity, encoder, engine = LockedMemory(), Activity(), Encoder(), HibariEngine()
     opening = OpenVoices(database=database, keys=keys, memory=memory, clock=clock)
+    matching = Matching(voices=opening, memory=memory, activity=activity, encoder=encoder)
     return Vault(
         database=database,
         gate=gate,
@@ -145,7 +147,9 @@ def _vault(settings: Settings, database: Database, hsm: SiteHsm) -> Vault:
         ),
         erasure=erasure_of(hsm, store, audit, alone=read_roster(settings.roster_file).development),
         opening=opening,
-        matching=Matching(voices=opening, memory=memory, activity=activity, encoder=encoder),
+        matching=matching,
+        liveness=liveness,
+        presence=Presence(database, store, matching, clock),
         speech=Speech(engine, Scheduler(at_once=SPEAKING_AT_ONCE, waiting=IN_LINE)),
         agreement=agreement,
         receipt_of=None if agreement.alone else lambda voice: _synced(database, keys, voice),

@@ -122,6 +122,11 @@ class NotLive(VoiceprintError):
     code = "not_live"
     fix = "Ask for new digits, and let the voice's speaker say them one by one, clearly and in a quiet place."
 
+    def __init__(self, failed: str) -> None:
+        """`failed`: `digits` or `voice`, for the log. The caller does not learn which, so that it is not told where to improve."""
+        self.failed = failed
+        super().__init__()
+
 
 class QualityRefused(VoiceprintError):
     """The recordings do not pass the quality gates."""

@@ -65,13 +65,13 @@ class Matching:
         self._limits = limits
         self._bands = bands or Bands()
 
-    def compare(self, probe: Samples, voice: UUID, grant: Grant) -> Band:
-        """The band of a probe (16 kHz mono) against `voice`, which the grant must name for comparing.
+    def compare(self, probe: Samples, voice: UUID, grant: Grant, *, purpose: Purpose = Purpose.COMPARE) -> Band:
+        """The band of a probe (16 kHz mono) against `voice`, which the grant must name for comparing, or for what `purpose` says.
 
         The probe is measured first, so that the voice is open for one dot product. Raises QualityRefused, ModelMismatch, and
         what `OpenVoices.opened` raises.
         """
-        grant.require(Purpose.COMPARE, voice=voice)
+        grant.require(purpose, voice=voice)
         found = self._activity.speech(checked_samples(probe))
         quality = measured([probe], [found])
         quality.require(self._limits)

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from service.edge.limits import App, BodyCap
 from service.edge.proxied import ProxiedCertificate
 from service.edge.relay import Relay
-from service.edge.routes import browsers, speech, system, tickets, tokens, voices
+from service.edge.routes import browsers, liveness, speech, system, tickets, tokens, voices
 from service.problems import problem, unexpected
 
 DESCRIPTION = """Voiceprints under hardware keys, and speech that proves it may.
@@ -65,7 +65,7 @@ def create_app(
         )
     if callers is not None:
         app.add_middleware(callers)  # added last, it is the outermost: it is asked first
-    for routes in (system, tokens, browsers, tickets, voices, speech):
+    for routes in (system, tokens, browsers, tickets, voices, liveness, speech):
         app.include_router(routes.router)
     app.add_exception_handler(RequestValidationError, _malformed)
     app.add_exception_handler(HTTPException, _plain)

@@ -21,7 +21,7 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 # A multipart body is a little larger than the files in it; `uploads` holds the files themselves to MAX_UPLOAD_BYTES.
 _FORM_SLACK = 64 * 1024
-_UPLOADS = re.compile(r"/v1/voices(/[^/]+/verify)?|/v1/enrolments")
+_UPLOADS = re.compile(r"/v1/voices(/[^/]+/verify)?|/v1/enrolments|/v1/liveness/[^/]+")
 OPEN = frozenset({"/", "/healthz", "/readyz", "/.well-known/jwks.json", "/openapi.json", "/v1/enrolments"})
 """Paths that need no certificate."""
 

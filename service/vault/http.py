@@ -28,7 +28,16 @@ from policies.errors import NonceRequired, PolicyError
 from service import frames
 from service.problems import problem, unexpected
 from service.refusals import Refusal, refusal_of
-from service.shapes import MAX_FORM_BYTES, MAX_JSON_BYTES, BrowserKeyRequest, ConsentRequest, Shape, SpeechRequest, UploadRequest
+from service.shapes import (
+    MAX_FORM_BYTES,
+    MAX_JSON_BYTES,
+    BrowserKeyRequest,
+    ConsentRequest,
+    LivenessRequest,
+    Shape,
+    SpeechRequest,
+    UploadRequest,
+)
 from service.vault.threads import Threads
 from service.vault.vault import Credentials, Listener, Vault
 from synth.errors import SynthError
@@ -61,15 +70,17 @@ def create_app(vault: Vault, threads: Threads) -> Starlette:
             Route("/.well-known/jwks.json", calls.jwks),
             Route(_TOKEN_PATH, calls.token, methods=["POST"]),
             Route("/v1/consents", calls.record_consent, methods=["POST"]),
+            Route("/v1/browser-keys", calls.register_browser, methods=["POST"]),
             Route("/v1/uploads", calls.issue_ticket, methods=["POST"]),
             Route("/v1/enrolments", calls.ticket_limit, methods=["GET"]),
             Route("/v1/enrolments", calls.enrol_by_ticket, methods=["POST"]),
-            Route("/v1/browser-keys", calls.register_browser, methods=["POST"]),
             Route("/v1/voices", calls.enrol, methods=["POST"]),
             Route("/v1/voices", calls.voices, methods=["GET"]),
             Route("/v1/voices/{voice:uuid}", calls.voice, methods=["GET"]),
             Route("/v1/voices/{voice:uuid}", calls.erase, methods=["DELETE"]),
             Route("/v1/voices/{voice:uuid}/verify", calls.verify, methods=["POST"]),
+            Route("/v1/liveness", calls.ask_liveness, methods=["POST"]),
+            Route("/v1/liveness/{challenge}", calls.hear_answer, methods=["POST"]),
             Route("/v1/audio/speech", calls.speak, methods=["POST"]),
         ],
     )
@@ -136,6 +147,7 @@ class _Calls:
         done = await self._run(self._vault.enrol, admitted, await _frame(request))
         return JSONResponse(done.answer, 201, headers={INTENT_HEADER: str(done.intent_id)})
 
+    @_at(Place.BROWSER)
     async def register_browser(self, request: Request) -> Response:
         body = _shaped(BrowserKeyRequest, await _body(request, MAX_JSON_BYTES))
         done = await self._run(self._vault.register_browser, _credentials(request), body.code)
@@ -178,6 +190,18 @@ class _Calls:
         admitted = await self._run(self._vault.admit_comparison, _credentials(request), _voice(request))
         done = await self._run(self._vault.verify, admitted, await _frame(request))
         return JSONResponse(done.answer, headers={INTENT_HEADER: str(done.intent_id)})
+
+    @_at(Place.LIVENESS)
+    async def ask_liveness(self, request: Request) -> Response:
+        body = _shaped(LivenessRequest, await _body(request, MAX_JSON_BYTES))
+        done = await self._run(self._vault.ask_liveness, _credentials(request), body.voice)
+        return JSONResponse(done.answer, 201, headers={INTENT_HEADER: str(done.intent_id), "Cache-Control": "no-store"})
+
+    @_at(Place.COMPARE)
+    async def hear_answer(self, request: Request) -> Response:
+        admitted = await self._run(self._vault.admit_answer, _credentials(request), str(request.path_params["challenge"]))
+        done = await self._run(self._vault.hear_answer, admitted, await _frame(request))
+        return JSONResponse(done.answer, headers={INTENT_HEADER: str(done.intent_id), "Cache-Control": "no-store"})
 
     @_at(Place.SPEAK)
     async def speak(self, request: Request) -> Response:

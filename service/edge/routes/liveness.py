@@ -1,0 +1,30 @@
+"""Liveness: digits for a voice's speaker to say, and the recording that says them."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.edge.routes.answers import PROBLEMS
+from service.edge.routes.voices import AUDIO, form
+from service.edge.uploads import framed
+from service.shapes import LivenessAnswer, LivenessPass, LivenessRequest
+
+router = APIRouter(tags=["liveness"])
+
+
+@router.post("/v1/liveness", status_code=201, response_model=LivenessAnswer, responses=PROBLEMS)
+async def ask(request: Request, body: LivenessRequest) -> Response:
+    """Six digits for the voice's speaker to say within a minute, by themselves, in English. One recording may answer."""
+    answer: Response = await request.app.state.relay.forward(request, body.model_dump_json().encode())
+    return answer
+
+
+@router.post(
+    "/v1/liveness/{challenge}", response_model=LivenessPass, responses=PROBLEMS, openapi_extra=form({"audio": AUDIO}, ["audio"])
+)
+async def hear(request: Request, challenge: str) -> Response:  # noqa: ARG001 — the vault reads it from the path
+    """The recording in which the speaker says the digits. A pass for one token within another minute, or a refusal."""
+    answer: Response = await request.app.state.relay.forward(request, framed(request))
+    return answer

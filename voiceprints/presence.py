@@ -1,0 +1,67 @@
+"""The use case: did this voice's speaker say these digits just now? Answers with nothing, or refuses.
+
+What it does not tell: whether a living person spoke. Who plays back spliced recordings, speaks through another voice live, or has
+speech synthesised that says the digits, passes as far as the comparison lets him.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from hmac import compare_digest
+from uuid import UUID
+
+from keyvault.database import Database
+from policies.errors import GrantMismatch
+from policies.grants import Grant, Purpose
+from policies.liveness import DIGITS, Challenge, Owner
+from policies.store import PolicyStore, durable
+from voiceprints.decoding import RATE, Samples, checked_samples
+from voiceprints.digits import spoken_digits
+from voiceprints.errors import NotFresh, NotLive, RecordingUsed
+from voiceprints.matching import Band, Matching
+
+Hear = Callable[[Samples, int], str]
+
+
+def owner_of(grant: Grant) -> Owner:
+    """Whose challenge a grant is about. Raises GrantMismatch for one that names no voice."""
+    if grant.token.voice is None:
+        raise GrantMismatch("the grant names no voice")
+    return Owner(grant.token.tenant, grant.token.client_id, grant.token.voice)
+
+
+@dataclass(frozen=True)
+class Presence:
+    """Hears answers to challenges. Safe from any thread. `hear`: the digits that a recording says, as so many."""
+
+    database: Database
+    store: PolicyStore
+    matching: Matching
+    clock: Callable[[], float]
+    hear: Hear = spoken_digits
+
+    def require(self, recording: Samples, challenge: Challenge, grant: Grant) -> None:
+        """The recording (16 kHz mono) says the challenge's digits in the voice that the grant names, and came for the first time.
+
+        It is used up before anything is heard, whatever comes of it; the voice is opened last, as for a comparison. Only the
+        band `match` passes. Raises NotFresh, RecordingUsed, NotLive, what `spoken_digits` and `Matching.compare` raise, and
+        AuditUnavailable.
+        """
+        owner = owner_of(grant)
+        grant.require(Purpose.LIVENESS, voice=owner.voice)
+        checked_samples(recording)
+        if len(recording) / RATE > self.clock() - challenge.asked_at + 1:  # asked_at is a whole second, rounded down
+            raise NotFresh
+        self._use_up(recording, owner.tenant, owner.voice)
+        if not compare_digest(self.hear(recording, DIGITS), challenge.digits):
+            raise NotLive("digits")
+        if self.matching.compare(recording, owner.voice, grant, purpose=Purpose.LIVENESS) is not Band.MATCH:
+            raise NotLive("voice")
+
+    def _use_up(self, recording: Samples, tenant: str, voice: UUID) -> None:
+        with durable(self.database, tenant) as transaction:
+            fresh = self.store.use_recording(transaction, voice, sha256(recording.tobytes()).digest())
+        if not fresh:
+            raise RecordingUsed
