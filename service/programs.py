@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from policies.throttle import ATTEMPTS, fresh_counters
 from service import bringup, founding
 from service.bringup import Installation
 from service.embedded import ENVIRON as DATABASE_ENVIRON
@@ -73,6 +74,8 @@ def running(settings: Settings, say: Callable[[str], None]) -> Iterator[Supervis
             sockets = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in settings.vault_sockets]
             for unix, path in zip(sockets, settings.vault_sockets, strict=True):
                 _bind(unix, path, installation.isolation)
+            # Counted anew with each start, by all vault workers together; nobody else has business with it.
+            installation.isolation.vault.file(settings.run_dir / ATTEMPTS, fresh_counters())
             supervisor.start(vaults(settings, installation.isolation, sockets))
             proxied = stack.enter_context(socket.socket(socket.AF_UNIX)) if settings.edge_socket else None
             if proxied is not None:

@@ -34,7 +34,7 @@ from keyvault.sync.store import ScheduleStore, SyncStore
 from keyvault.tombstones import Tombstones
 from policies.audit.details import Details
 from policies.audit.store import AuditStore
-from policies.authority import Voice
+from policies.authority import Voice, VoiceTerm
 from policies.errors import AuthorityRowTampered, PolicyError, VoiceUnknown
 from policies.grants import REKEY, MaintenanceGrant, rekey_description
 from policies.intents import Facts, Intent
@@ -110,6 +110,21 @@ class Voices:
             done = self.erasure.withdraw(transaction, consent)
             self._record(transaction, "consent.withdrawn", None, None, {"consent": str(consent), "voices": len(done)})
         return {"consent": str(consent), "changed": True, "voices": [self._erased(erased) for erased in done]}
+
+    def bearer(self, voice: UUID, *, allowed: bool, dry_run: bool) -> Answer:
+        """Let tokens that are bound to a certificate alone open a voice, or no longer. Raises VoiceUnknown, RowChanged."""
+        with durable(self.database) as transaction:
+            row = self.policies.voice_anywhere(transaction, voice)
+            if row is None:
+                raise VoiceUnknown()
+            terms = {VoiceTerm(term) for term in row.terms} - {VoiceTerm.BEARER} | ({VoiceTerm.BEARER} if allowed else set())
+            changes = terms != set(row.terms)
+            if changes and not dry_run:
+                Registry(self.policies, time.time).set_voice_terms(transaction, voice, terms)
+            action = "voice.shown" if dry_run else "voice.bearer-allowed" if allowed else "voice.bearer-ended"
+            self._record(transaction, action, row.tenant, voice, {"changed": int(changes and not dry_run)})
+        told = {"changed": False, "would_change": changes} if dry_run else {"changed": changes}
+        return {"voice": str(voice), "tenant": row.tenant, "bearer": allowed, **told}
 
     def rekey(self, voices: Sequence[UUID]) -> Answer:
         """Give each voice a new key; one that fails is named, and the others go on.
@@ -283,6 +298,8 @@ def run(settings: Settings, call: str, request: Mapping[str, Any]) -> Answer:
                 return known.erase(UUID(request["voice"]), dry_run=request["dry_run"])
             case "withdraw":
                 return known.withdraw(UUID(request["consent"]), dry_run=request["dry_run"])
+            case "bearer":
+                return known.bearer(UUID(request["voice"]), allowed=request["allowed"], dry_run=request["dry_run"])
             case "rekey":
                 return known.rekey([UUID(voice) for voice in request["voices"]])
             case "certificate":

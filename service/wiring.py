@@ -32,8 +32,10 @@ from policies.liveness import Liveness
 from policies.minting import Minting
 from policies.nonces import Nonces
 from policies.proofs import ProofVerifier
+from policies.quotas import Limits
 from policies.registry import Registry
 from policies.store import PolicyStore, durable
+from policies.throttle import ATTEMPTS, Throttle
 from policies.tickets import Tickets
 from policies.tokens import TokenMint, TokenVerifier, jwks
 from service.key_events import KeyEventRecorder
@@ -88,6 +90,7 @@ def _vault(settings: Settings, database: Database, hsm: SiteHsm) -> Vault:
     proofs, refusals = ProofVerifier(issuer, clock, Nonces(mac, clock)), RefusalCounts(clock)
     policies = active_policies(hsm, settings.site, settings.roster_file)
     registry = Registry(store, clock)
+    throttle = Throttle.shared(Limits().attempts, clock, settings.run_dir / ATTEMPTS)
     liveness = Liveness(mac, hsm.random, clock)
     gate = Gate(
         database=database,
@@ -99,6 +102,7 @@ def _vault(settings: Settings, database: Database, hsm: SiteHsm) -> Vault:
         refusals=refusals,
         territory=settings.territory,
         clock=clock,
+        throttle=throttle,
         liveness=liveness,
     )
     minting = Minting(
@@ -112,6 +116,7 @@ def _vault(settings: Settings, database: Database, hsm: SiteHsm) -> Vault:
         key_of=lambda transaction, voice: _key_of(keys, transaction, voice),
         territory=settings.territory,
         clock=clock,
+        throttle=throttle,
         liveness=liveness,
     )
     memory, activity, encoder, engine = LockedMemory(), Activity(), Encoder(), HibariEngine()

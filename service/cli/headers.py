@@ -21,7 +21,12 @@ NEEDED = {"speak": ("voice", "text"), "compare": ("voice",), "enrol": ("consent"
 @click.option("--voice", type=click.UUID, help="The voice to speak with, to compare with or to erase.")
 @click.option("--consent", type=click.UUID, help="The consent to enrol under.")
 @click.option("--text", help="The exact text to be spoken.")
-def headers(client: str, action: str, method: str, path: str, voice: UUID | None, consent: UUID | None, text: str | None) -> None:
+@click.option(
+    "--bearer", is_flag=True, help="A token bound to the certificate alone, where the voice allows it: one header, no proof."
+)
+def headers(
+    client: str, action: str, method: str, path: str, voice: UUID | None, consent: UUID | None, text: str | None, bearer: bool
+) -> None:
     """Fetch a token for one request and print its two headers, in the form that `curl -H @-` reads.
 
     The token lives five seconds and works once: pipe it straight into curl.
@@ -37,8 +42,9 @@ def headers(client: str, action: str, method: str, path: str, voice: UUID | None
             raise click.UsageError(f"--{name} is needed for {action}")
     with VoiceClient.named(client) as found:
         try:
-            token = found.token(action, voice=voice, consent=consent, text=text)
+            token = found.token(action, voice=voice, consent=consent, text=text, bearer=bearer)
         except httpx.TransportError as error:
             raise NotRunning(f"nothing answers at {found.base_url}") from error
-        for name, value in found.headers(method, path, token).items():
+        shown = {"Authorization": f"Bearer {token}"} if bearer else found.headers(method, path, token)
+        for name, value in shown.items():
             click.echo(f"{name}: {value}")

@@ -94,6 +94,27 @@ def erase(voice: UUID | None, consent: UUID | None, dry_run: bool, yes: bool, as
 
 
 @voices.command()
+@click.argument("voice", type=click.UUID)
+@click.option("--off", is_flag=True, help="Demand a DPoP key again, from the next request on.")
+@_dry
+@_yes
+@json_option
+def bearer(voice: UUID, off: bool, dry_run: bool, yes: bool, as_json: bool) -> None:
+    """Let VOICE speak and be compared for tokens that are bound to a client's certificate alone (Bearer, or xi-api-key).
+
+    Weaker than the default: the client signs nothing for a request, so that the edge's or the proxy's word about its certificate
+    is all there is. Use it for clients that cannot make DPoP proofs. Each site has a setting of its own. With --off, tokens in
+    hand are refused too.
+    """
+    settings, allowed = _settings(), not off
+    words = "opens for tokens bound to a certificate alone" if allowed else "opens for tokens bound to a DPoP key too, and no other"
+    if not dry_run and not yes and allowed:
+        click.confirm(f"{voice} {words}?", abort=True, err=True)
+    done = _ask(settings, "bearer", voice=str(voice), allowed=allowed, dry_run=dry_run)
+    say(done, [f"{voice} {words}" if not dry_run else f"from then on {voice} {words}"], as_json=as_json)
+
+
+@voices.command()
 @click.argument("voices_", metavar="VOICE...", type=click.UUID, nargs=-1, required=True)
 @_dry
 @_yes

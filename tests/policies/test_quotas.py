@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple
@@ -18,7 +19,7 @@ from policies import errors
 from policies.errors import PolicyError
 from policies.grants import Purpose
 from policies.quotas import EVERYONE, Limits, Quota, Scope, Used, left, windows
-from policies.throttle import Throttle
+from policies.throttle import Throttle, fresh_counters
 
 
 def limit(house: House, scope: Scope, name: str, **limits: int) -> None:
@@ -231,3 +232,45 @@ def test_setting_a_quota_needs_somebody_to_set_it_for(scene):
     house.gate.admit(house.speech(device, voice))
     with pytest.raises(errors.QuotaExhausted):
         house.gate.admit(house.speech(device, voice))
+
+
+def failing(path, clock, times: int) -> None:
+    throttle = Throttle.shared(10, clock, path)
+    for _ in range(times):
+        throttle.failed("one")
+
+
+def test_failed_attempts_are_counted_once_over_all_workers(tmp_path):
+    """Four processes at once: none of their failures is lost, and each of them sees the others'."""
+    path, moment = tmp_path / "attempts", 120.0
+    path.write_bytes(fresh_counters())
+    workers = [multiprocessing.get_context("fork").Process(target=failing, args=(path, lambda: moment, 500)) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(30)
+    throttle = Throttle.shared(10, lambda: moment, path)
+    assert min(throttle._counts[place] for place in throttle._places("one")) == 2000
+    with pytest.raises(errors.RateLimited):
+        throttle.require("one")
+    throttle.require("another")
+    Throttle.shared(10, lambda: moment + 60, path).require("one")
+
+
+def test_a_worker_whose_clock_is_just_behind_forgets_nothing(tmp_path):
+    path = tmp_path / "attempts"
+    path.write_bytes(fresh_counters())
+    ahead, behind = Throttle.shared(1, lambda: 120.0, path), Throttle.shared(1, lambda: 119.9, path)
+    ahead.failed("one")
+    for throttle in (behind, ahead):
+        with pytest.raises(errors.RateLimited):
+            throttle.require("one")
+
+
+@pytest.mark.parametrize("content", [b"", b"short"])
+def test_a_file_that_is_none_of_ours_is_not_counted_in(tmp_path, content):
+    (tmp_path / "attempts").write_bytes(content)
+    with pytest.raises((ValueError, OSError)):
+        Throttle.shared(1, time.time, tmp_path / "attempts")
+    with pytest.raises(OSError):
+        Throttle.shared(1, time.time, tmp_path / "missing")
