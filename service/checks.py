@@ -121,6 +121,7 @@ def _running(settings: Settings, isolation: Isolation) -> Iterator[Finding]:
             yield from _guarded("clock", lambda: iter([site_checks.clock(settings)]))
             yield _try("audit", lambda: _audit(settings))
             yield from _guarded("sites", lambda: site_checks.sites(settings))
+            yield from _guarded("policies", lambda: site_checks.policies(settings))
             yield from _sockets(settings)
             return
         yield Finding("processes", "note", "not running", "Start them: glottis up")

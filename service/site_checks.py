@@ -65,6 +65,24 @@ def _peer(settings: Settings, found: dict[str, object]) -> Iterator[Finding]:
         yield Finding("other site", "ok", said)
 
 
+def policies(settings: Settings) -> Iterator[Finding]:
+    """Which set of policies decides at this site, who may change it, and whose clients need officers."""
+    try:
+        found = ask(settings, "policy_active", timeout_s=10.0)
+    except SiteRefused as refused:
+        yield Finding("policies", "fails", str(refused), refused.fix, Exit.INTEGRITY)
+        return
+    what = "the set that ships" if found["shipped"] else f"set {found['set'][:16]} of officers {', '.join(found['approved_by'])}"
+    roles = ", ".join(found["approved_roles"]) or "no role"
+    said = f"version {found['version']}, {what}; {found['needed']} activate another; clients need officers for {roles}"
+    if found["needed"] < 2:
+        yield Finding("policies", "note", said, "One officer alone is a development roster: use two sites in production.")
+    elif not found["current_roster"]:
+        yield Finding("policies", "note", said, "Its officers are not those of the roster in force: let these activate it again.")
+    else:
+        yield Finding("policies", "ok", said)
+
+
 def certificates(settings: Settings) -> Iterator[Finding]:
     """When the certificates of this site's server, link and authority end."""
     mend = "Start again: glottis up renews what ends soon. A second site on another host enters anew: glottis site admit."

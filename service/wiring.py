@@ -8,20 +8,16 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from uuid import UUID, uuid4
 
-from keyvault.approval_kinds import Kind, break_glass_subject
 from keyvault.database import Database, Transaction
 from keyvault.errors import KeyNotFound
 from keyvault.hsm import Hsm, KeyName, SiteHsm
 from keyvault.hsm_listeners import UNHEARD, Listeners
-from keyvault.inbox import Inbox, InboxParts
 from keyvault.key_uses import Place
 from keyvault.keys import VoiceKeys
 from keyvault.locked import LockedBuffer
 from keyvault.records import KeyRef, RecordMac, canonical
 from keyvault.signing.serving import SigningKeys
 from keyvault.store import KeyStore
-from keyvault.sync.roster import Roster, machine
-from keyvault.sync.signatures import verify_p256
 from keyvault.sync.store import SyncStore
 from policies.audit.store import AuditStore
 from policies.authority import Voice
@@ -38,6 +34,7 @@ from policies.store import PolicyStore, durable
 from policies.throttle import ATTEMPTS, Throttle
 from policies.tickets import Tickets
 from policies.tokens import TokenMint, TokenVerifier, jwks
+from service.broken_glass import BrokenGlass
 from service.key_events import KeyEventRecorder
 from service.masters import connect, serving_token
 from service.officers import read_roster
@@ -83,7 +80,8 @@ def vault(settings: Settings, listeners: Listeners = UNHEARD, events: HsmEvents 
 def _vault(settings: Settings, database: Database, hsm: SiteHsm) -> Vault:
     mac = RecordMac(hsm)
     store, audit = PolicyStore(mac), AuditStore(database, hsm)
-    agreement = _agreement(settings, database, hsm, audit)
+    glass = BrokenGlass(settings, database, hsm, audit)
+    agreement = _agreement(settings, database, hsm, glass)
     keys = VoiceKeys(hsm, KeyStore(), KeyEventRecorder(audit), mac, receipts=not agreement.alone, site=settings.site)
     signing = SigningKeys(hsm, database, KeyName.TOKEN_SIGNER, lambda: datetime.now(UTC))
     issuer, clock = settings.public_base_url, time.time
@@ -120,7 +118,7 @@ def _vault(settings: Settings, database: Database, hsm: SiteHsm) -> Vault:
         liveness=liveness,
     )
     memory, activity, encoder, engine = LockedMemory(), Activity(), Encoder(), HibariEngine()
-    opening = OpenVoices(database=database, keys=keys, memory=memory, clock=clock)
+    opening = OpenVoices(database=database, keys=keys, memory=memory, clock=clock, break_glass=glass.to_open)
     matching = Matching(voices=opening, memory=memory, activity=activity, encoder=encoder)
     return Vault(
         database=database,
@@ -171,30 +169,16 @@ def _key_of(keys: VoiceKeys, transaction: Transaction, voice: Voice) -> KeyRef:
     return key.ref
 
 
-def _agreement(settings: Settings, database: Database, hsm: Hsm, audit: AuditStore) -> Agreement:
+def _agreement(settings: Settings, database: Database, hsm: Hsm, glass: BrokenGlass) -> Agreement:
     def now() -> datetime:
         return datetime.now(UTC)
-
-    def broken_glass(roster: Roster, at: datetime) -> bool:
-        parts = InboxParts(
-            database=database,
-            recorder=KeyEventRecorder(audit),
-            roster=lambda: roster,
-            requester=machine(settings.site),
-            sign=lambda data: hsm.sign(KeyName.SITE_IDENTITY, data),
-            verify=verify_p256,
-            clock=now,
-        )
-        subject = break_glass_subject(roster.cluster, settings.site)
-        found = Inbox(parts).approved(Kind.BREAK_GLASS, subject, at)
-        return found is not None and found.operation is not None
 
     parts = AgreementParts(
         database=database,
         store=SyncStore(RecordMac(hsm)),
         site=settings.site,
         age_limit_s=settings.peer_age_hours * 3600,
-        broken_glass=broken_glass,
+        broken_glass=glass.to_serve,
         clock=now,
     )
     return Agreement(parts)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -64,7 +65,17 @@ class _Scratch:
 class OpenVoices:
     """Opens voices for granted requests. Safe from any thread."""
 
-    def __init__(self, *, database: Database, keys: VoiceKeys, memory: LockedMemory, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        *,
+        database: Database,
+        keys: VoiceKeys,
+        memory: LockedMemory,
+        clock: Callable[[], float],
+        break_glass: Callable[[FoundKey], None] | None = None,
+    ) -> None:
+        """`break_glass` returns where officers let a key under a compromised version open now, and raises otherwise."""
+        self._break_glass = break_glass
         self._database = database
         self._keys = keys
         self._memory = memory
@@ -87,7 +98,8 @@ class OpenVoices:
         room = BYTES + 4 * count(conditioning) + _ALIGNED
         with ExitStack() as held:
             buffer = held.enter_context(self._memory.buffer(room))
-            with self._keys.open(key, lambda: grant.recheck(self._clock(), key=key.ref)) as dek:
+            glass = None if self._break_glass is None else partial(self._break_glass, key)
+            with self._keys.open(key, lambda: grant.recheck(self._clock(), key=key.ref), break_glass=glass) as dek:
                 numbers = open_into(dek, embedding, tenant=tenant, voice=voice, kind=RowKind.EMBEDDING, target=buffer)
                 colour = open_into(dek, conditioning, tenant=tenant, voice=voice, kind=RowKind.CONDITIONING, target=buffer)
             yield OpenVoice(

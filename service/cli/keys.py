@@ -42,6 +42,7 @@ _LATER = {
     "ceremony": ("service.cli.ceremony", "Make a master at two sites: two officers, two hosts, files between them."),
     "rewrap": ("service.cli.rewrap", "Move every key of a ring under the version that serves."),
     "schedule": ("service.cli.schedules", "What happens to keys by itself."),
+    "break-glass": ("service.cli.glass", "Ask officers to let voices open under a compromised version for a while."),
     "signer": ("service.cli.signers", "Keys that sign tokens and receipts: list, rotate with an overlap, retire."),
 }
 

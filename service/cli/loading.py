@@ -22,7 +22,8 @@ def loading(later: Mapping[str, tuple[str, str]]) -> type[click.Group]:
             if cmd_name not in later:
                 return super().get_command(ctx, cmd_name)
             module = importlib.import_module(later[cmd_name][0])
-            command = getattr(module, cmd_name, None) or getattr(module, f"{cmd_name}_")
+            attribute = cmd_name.replace("-", "_")
+            command = getattr(module, attribute, None) or getattr(module, f"{attribute}_")
             assert isinstance(command, click.Command)
             return command
 

@@ -24,6 +24,7 @@ from policies.audit.details import Details
 from policies.audit.store import AuditStore
 from policies.store import PolicyStore
 from service.approving import ApprovalCommands, site_inbox
+from service.detail_exports import DetailCommands
 from service.key_events import KeyEventRecorder
 from service.keys import DrivenMasters, KeyCommands, KeyParts
 from service.masters import connect, serving_token
@@ -74,6 +75,10 @@ class SiteService:
     def approvals(self) -> ApprovalCommands:
         """The commands on officers' requests."""
         return ApprovalCommands(self.inbox, self.node, self.coordinator, self.driving)
+
+    def details(self) -> DetailCommands:
+        """The commands on the audit log's sealed details."""
+        return DetailCommands(self.inbox, self.node, self.database, self.hsm, Site.load(self.settings.site_file).audit_key)
 
     def policies(self) -> PolicyCommands:
         """The commands on sets of policies."""

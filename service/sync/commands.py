@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any
 
-from keyvault.approval_kinds import Kind, break_glass_subject
+from keyvault.approval_kinds import Kind, explained
 from keyvault.approvals import Approval, Operation
 from keyvault.errors import KeyVaultError
 from keyvault.events import KeyEvent
@@ -45,10 +45,11 @@ class Commands:
         drive = (self.exchange, self.resume, self.repair, self.install, self.change_states, self.transact, self.act)
         read = (self.status, self.verify, self.history, self.propose_roster, self.propose_act, self.expect)
         own: dict[str, Call] = {call.__name__: call for call in (*drive, *read, self.break_glass, self.seal_backup)}
-        desks = (self.site.keys(), self.site.signers(), self.site.approvals(), self.site.policies())
+        desks = (self.site.keys(), self.site.signers(), self.site.approvals(), self.site.policies(), self.site.details())
         calls = own | {name: call for desk in desks for name, call in desk.calls().items()}
-        signers = self.site.signers().calls().keys()
-        return {name: acting(Place.SITE_SIGNERS if name in signers else Place.SITE_COMMAND)(call) for name, call in calls.items()}
+        places = dict.fromkeys(self.site.signers().calls(), Place.SITE_SIGNERS)
+        places |= dict.fromkeys(self.site.details().calls(), Place.SITE_DETAILS)
+        return {name: acting(places.get(name, Place.SITE_COMMAND))(call) for name, call in calls.items()}
 
     def ready(self) -> bool:
         """Whether this site's token and state answer."""
@@ -152,12 +153,14 @@ class Commands:
         with self.site.driving:
             return _closed(self.site.coordinator.act(Proposal.decode(_bytes(proposal))))
 
-    def break_glass(self, hours: float, reason: str) -> Facts:
-        """File the request that lets this site serve by an old word of the other; it holds once officers approved it."""
+    def break_glass(self, hours: float, reason: str, version: str | None = None) -> Facts:
+        """File the request that lets this site serve by an old word of the other or, with `version`, open under that compromised
+        master version; it holds once officers approved it."""
         cluster, name = self.site.node.ledger.roster.cluster, self.site.node.name
         ends = datetime.now(UTC) + timedelta(hours=hours)
-        subject = break_glass_subject(cluster, name)
-        request = self.site.inbox.request(Kind.BREAK_GLASS, subject, {"site": name, "reason": reason}, ends)
+        facts = {"site": name, "reason": reason} | ({} if version is None else {"version": RingMaster.named(version).label})
+        kind = Kind.BREAK_GLASS if version is None else Kind.OPEN_COMPROMISED
+        request = self.site.inbox.request(kind, explained(kind, cluster, facts).subject, facts, ends)
         return {"request": request, "ends_at": ends.isoformat(timespec="seconds")}
 
     def seal_backup(self, manifest: str) -> Facts:
