@@ -52,7 +52,7 @@ class Place(StrEnum):
     SPEAK = "vault.speak"
     SITE = "site"  # the site process's start and background work
     SITE_COMMAND = "site.command"
-    SITE_SIGNERS = "site.signers"
+    SITE_SIGNERS = "site.signers"  # the commands about signing keys, and what falls due for them
     SITE_DETAILS = "site.details"
     SITE_PEER = "site.peer"
     CLIENTS = "step.clients"
@@ -75,7 +75,7 @@ _ROWS = frozenset(Place) - {Place.PROBE, Place.AUTHORITY, Place.LOG}
 """Wherever rows are read or written: each carries a MAC."""
 _RECORDS = _ROWS - {Place.READYZ, Place.JWKS}
 """Wherever something is written into the audit log."""
-_SIGNERS = {Use.MAKE: frozenset({Place.SITE_SIGNERS}), Use.DESTROY: frozenset({Place.SITE_SIGNERS, Place.SITE})}
+_SIGNERS = dict.fromkeys((Use.MAKE, Use.DESTROY), frozenset({Place.SITE_SIGNERS}))
 
 USES: Mapping[str, Mapping[Use, frozenset[Place]]] = {
     KeyName.RECORD_MAC: {Use.MAC: _ROWS},

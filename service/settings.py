@@ -123,6 +123,8 @@ class Settings:
     """A site that heard nothing of the other for so long serves no more, unless officers break the glass."""
     destroy_delay_hours: int = 168
     """How long a master's destruction, once approved, must wait at least: time to find out that it was a mistake."""
+    signer_days: int = 0
+    """The age at which a signing key is followed by its next version, by itself; 0 leaves it to `glottis keys signer rotate`."""
     vault_openings: int = 400_000
     """After how many keys opened a vault worker is replaced: SoftHSM leaks about 250 bytes with each, 100 MB by then."""
     worker: str = "0"
@@ -167,7 +169,7 @@ class Settings:
         inner |= {"serves": self.peer_port != 0, "port": self.peer_port or self.port, "vault_workers": 1, "peer_port": 0}
         own = {"site_port": 0, "peer_url": None, "public_base_url": f"https://localhost:{self.peer_port or self.port}"}
         shared = {name: getattr(self, name) for name in ("bind", "territory", "log_level", "pkcs11_module", "browser_origins")}
-        shared |= {name: getattr(self, name) for name in ("peer_age_hours", "destroy_delay_hours")}
+        shared |= {name: getattr(self, name) for name in ("peer_age_hours", "destroy_delay_hours", "signer_days")}
         return replace(Settings(**inner | own | shared), **changes)  # type: ignore[arg-type]
 
     @property
@@ -335,6 +337,7 @@ def _check(settings: Settings) -> None:
             or _is_origin(settings.peer_url),
             "GLOTTIS_PEER_AGE_HOURS must be at least 1": settings.peer_age_hours >= 1,
             "GLOTTIS_DESTROY_DELAY_HOURS must not be negative": settings.destroy_delay_hours >= 0,
+            "GLOTTIS_SIGNER_DAYS must not be negative": settings.signer_days >= 0,
             "GLOTTIS_BROWSER_ORIGINS must be origins, https://host[:port] (or http://localhost:port), separated by commas": all(
                 _is_origin(origin) or _LOCAL_ORIGIN.fullmatch(origin) for origin in settings.origins
             ),

@@ -14,6 +14,7 @@ from keyvault.events import Recorder
 from keyvault.hsm import ROTATING, KeyName, SiteHsm
 from keyvault.records import RecordMac
 from keyvault.signing.rotation import Seen, SignerRotation
+from keyvault.signing.versions import OVERLAP
 from policies.tokens import key_id
 from service.sync.operator import Call
 
@@ -24,7 +25,9 @@ _log = structlog.get_logger()
 class SignerCommands:
     """The commands about signing keys of one site process, and the work that falls due."""
 
-    def __init__(self, database: Database, hsm: SiteHsm, recorder: Recorder) -> None:
+    def __init__(self, database: Database, hsm: SiteHsm, recorder: Recorder, age: timedelta) -> None:
+        """`age`: when a signing version is followed by the next one by itself; zero is never."""
+        self._age = age
         self._rotation = SignerRotation(database=database, hsm=hsm, mac=RecordMac(hsm), recorder=recorder, clock=_now)
 
     def calls(self) -> Mapping[str, Call]:
@@ -32,8 +35,9 @@ class SignerCommands:
         return {call.__name__: call for call in (self.signers, self.signer_rotate, self.signer_retire)}
 
     def signers(self) -> Facts:
-        """Every version of every signing key that has versions."""
-        return {"signers": [_facts(seen) for name in ROTATING for seen in self._rotation.all(name)]}
+        """Every version of every signing key that has versions; and versions in the token that no row names, which never sign."""
+        unknown = [f"{name.value}/{version}" for name in ROTATING for version in self._rotation.unknown(name)]
+        return {"signers": [_facts(seen) for name in ROTATING for seen in self._rotation.all(name)], "unknown": unknown}
 
     def signer_rotate(self, name: str, overlap_seconds: float) -> Facts:
         """Make and publish the next version. Raises SignerRotating, OverlapTooShort, KeyNotFound."""
@@ -46,9 +50,12 @@ class SignerCommands:
         return self._one(_named(name), version)
 
     def turn(self) -> None:
-        """Destroy every version whose overlap is over."""
+        """Destroy every version whose overlap is over, and rotate what is too old."""
         for ended in self._rotation.turn():
             _log.info("signer_destroyed", name=ended.name.value, version=ended.version)
+        for name in self._rotation.due(self._age):
+            made = self._rotation.rotate(name, OVERLAP)
+            _log.info("signer_made", name=name.value, version=made.version, signs_at=_time(made.signs_at))
 
     def _one(self, name: KeyName, version: int) -> Facts:
         return next(_facts(seen) for seen in self._rotation.all(name) if seen.key.version == version)

@@ -53,6 +53,16 @@ class SignerRotation:
         held, now = self._hsm.signer_versions(name), self._clock()
         return [Seen(one, state_of(one, versions, now), one.version in held) for one in versions]
 
+    def unknown(self, name: KeyName) -> tuple[int, ...]:
+        """Versions in the token that no row names: left by a crash, by a restored database, or by whoever has the PIN."""
+        known = {seen.key.version for seen in self.all(name)}
+        return tuple(version for version in self._hsm.signer_versions(name) if version not in known)
+
+    def due(self, age: timedelta) -> list[KeyName]:
+        """Keys whose signing version has signed for longer than `age`, with no next one on its way; none where `age` is zero."""
+        found = [(name, seen) for name in ROTATING for seen in self.all(name)[-1:]] if age else []
+        return [name for name, newest in found if self._clock() - newest.key.signs_at > age]
+
     def rotate(self, name: KeyName, overlap: timedelta) -> SigningKey:
         """Make and publish the next version, which signs `overlap` from now; the one before is over another `overlap` later.
 

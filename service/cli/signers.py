@@ -44,7 +44,9 @@ def signer() -> None:
 def list_(as_json: bool) -> None:
     """Show every version, what it does now, and until when."""
     found = ask(Settings.load(os.environ), "signers")
-    say(found, [_line(one) for one in found["signers"]], as_json=as_json)
+    lost = "is in the token and in no row: it never signs, and the next rotation destroys it"
+    unknown = [f"{label} {lost}" for label in found["unknown"]]
+    say(found, [*(_line(one) for one in found["signers"]), *unknown], as_json=as_json)
 
 
 @signer.command()

@@ -70,7 +70,7 @@ class SiteService:
 
     def signers(self) -> SignerCommands:
         """The commands on signing keys, and what falls due for them."""
-        return SignerCommands(self.database, self.hsm, self.node.parts.recorder)
+        return SignerCommands(self.database, self.hsm, self.node.parts.recorder, timedelta(days=self.settings.signer_days))
 
     def approvals(self) -> ApprovalCommands:
         """The commands on officers' requests."""

@@ -7,6 +7,7 @@ from uuid import UUID
 
 import structlog
 
+from keyvault.key_uses import Place, acting
 from keyvault.records import RecordMac
 from keyvault.sync.errors import PeerUnavailable
 from keyvault.sync.store import lasting
@@ -33,11 +34,12 @@ def tasks(site: SiteService) -> list[Task]:
         keys.turn()
         return DUE_S
 
-    def overlaps() -> float:
+    @acting(Place.SITE_SIGNERS)
+    def signing() -> float:
         signers.turn()
         return DUE_S
 
-    own = [Task("due", due), Task("signers", overlaps), Task("shred", _Shredding(site).turn)]
+    own = [Task("due", due), Task("signers", signing), Task("shred", _Shredding(site).turn)]
     always = [Task("compare", _Comparing(site).turn), *own]
     return [*always, Task("send", _Sending(site).turn)] if site.peer else always
 

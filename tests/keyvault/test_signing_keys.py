@@ -254,6 +254,21 @@ def test_what_was_destroyed_and_came_back_with_an_older_token_is_destroyed_again
     assert signing.hsm.signer_versions(NAME) == (2,)
 
 
+def test_what_is_too_old_is_due_once_and_what_no_row_names_is_named(signing: Signing) -> None:
+    year = timedelta(days=365)
+    assert signing.rotation.due(year) == []
+    signing.after(year)
+    assert signing.rotation.due(year) == []
+    signing.after(timedelta(seconds=1))
+    assert signing.rotation.due(year) == list(ROTATING)
+    assert signing.rotation.due(timedelta()) == []
+    signing.rotation.rotate(NAME, OVERLAP)
+    assert signing.rotation.due(year) == [KeyName.PROVENANCE_SIGNER]
+    assert signing.rotation.unknown(NAME) == ()
+    signing.hsm.make_signer(NAME, 7)
+    assert signing.rotation.unknown(NAME) == (7,)
+
+
 def test_a_worker_looks_again_only_after_a_while_and_goes_on_while_the_database_is_away(signing: Signing) -> None:
     slow, quick = signing.worker(look_s=60), signing.worker()
     signing.rotation.rotate(NAME, OVERLAP)

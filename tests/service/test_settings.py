@@ -35,6 +35,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_one():
         ("PORT", "0"),
         ("PORT", "65536"),
         ("VAULT_WORKERS", "0"),
+        ("SIGNER_DAYS", "-1"),
         ("LOG_LEVEL", "loud"),
         ("PUBLIC_BASE_URL", "http://localhost"),
         ("PUBLIC_BASE_URL", "https://localhost/"),
