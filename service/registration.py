@@ -95,7 +95,6 @@ class Registration:
             revoked = self._registry.revoke_client(transaction, client)
             return self._recorded(transaction, "client.revoked", revoked), True
 
-    def quota(self, scope: Scope, name: str, changes: Mapping[str, int] | None) -> Limits:
     def invite(self, client: str, tenant: str, roles: Sequence[str], voice: UUID | None, lifetime_s: int) -> Invited:
         """A one-time code with which a browser registers its key as this client.
 
@@ -112,6 +111,7 @@ class Registration:
             self._audit.append(transaction, Intent("client.invited", "allowed", tenant, client, voice, "clients", facts))
             return made
 
+    def quota(self, scope: Scope, name: str, changes: Mapping[str, int] | None) -> Limits:
         """The limits of a client or voice by its own row, else everyone's, else those of the start; with `changes`, set first.
 
         Raises ClientUnknown, VoiceUnknown, RowChanged.
