@@ -2,7 +2,7 @@
 // Prints one JSON object of what came of each step.
 
 const [folder, base, code, voice, text] = process.argv.slice(2);
-const { Glottis, newKey } = await import(`${folder}/glottis.js`);
+const { Glottis, Refused, newKey } = await import(`${folder}/glottis.js`);
 
 const told = {};
 
@@ -10,7 +10,7 @@ async function step(name, act) {
   try {
     told[name] = await act();
   } catch (error) {
-    told[name] = { refused: error.code ?? error.name };
+    told[name] = { refused: error instanceof Refused ? error.code : error.name };
   }
 }
 
