@@ -14,7 +14,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from keyvault.approval_kinds import Explanation, Kind, Request, statement_fact
+from keyvault.approval_kinds import Kind, Request, statement_fact
 from keyvault.approvals import Officer
 from keyvault.hsm import KeyName, RingMaster
 from keyvault.inbox import Inbox, InboxParts, Standing
@@ -25,12 +25,14 @@ from keyvault.sync.node import SiteNode
 from keyvault.sync.roster import Roster, SiteKey, machine
 from keyvault.sync.signatures import verify_p256
 from keyvault.sync.statement import Op, Proposal
+from service.blast_radius import reached
 from service.sync.operator import Call
 
 Facts = dict[str, Any]
 DEFAULT_HOURS = 14 * 24
 _CARRIED = frozenset({Kind.ROSTER, Kind.REPLACE, Kind.END, Kind.ADOPT_FOR_GOOD})
 """Kinds whose request holds the whole transaction; the others are carried out by giving their command again."""
+_OF_ONE_SITE = frozenset({Kind.BREAK_GLASS, Kind.OPEN_COMPROMISED, Kind.REANCHOR})
 
 
 def site_inbox(node: SiteNode) -> Inbox:
@@ -71,7 +73,7 @@ class ApprovalCommands:
     def approval(self, name: str) -> Facts:
         """One request, and what it would touch here. Raises RequestUnknown, ApprovalInvalid."""
         standing = self.inbox.one(name)
-        return _facts(standing) | {"roster": _text(self.node.ledger.roster.encode()), **self._touched(standing.request.meaning())}
+        return _facts(standing) | {"roster": _text(self.node.ledger.roster.encode()), **self._touched(standing.request)}
 
     def roster(self) -> Facts:
         """The roster in force."""
@@ -155,8 +157,9 @@ class ApprovalCommands:
         ends = self.node.parts.clock() + timedelta(hours=hours)
         return _facts(self.inbox.one(self.inbox.request(f"sync.{manifest.op}", manifest.digest, facts, ends)))
 
-    def _touched(self, meaning: Explanation) -> Facts:
+    def _touched(self, request: Request) -> Facts:
         """The blast radius, counted at this site."""
+        meaning = request.meaning()
         keys: dict[str, int] = {}
         store = KeyStore()
         with self.node.parts.database.begin() as transaction:
@@ -166,7 +169,9 @@ class ApprovalCommands:
                 except ValueError:  # a record of another kind than a ring's
                     continue
                 keys[label] = store.references(transaction, master.ring).get(master.version, 0)
-        return {"touches": {"keys": keys, "voices": len(meaning.voices), "sites": list(self.node.ledger.roster.names)}}
+            more = reached(transaction, request)
+        sites = [self.node.name] if more or meaning.kind in _OF_ONE_SITE else list(self.node.ledger.roster.names)
+        return {"touches": {"keys": keys, "voices": len(meaning.voices), "sites": sites, "reaches": more}}
 
 
 def _facts(standing: Standing) -> Facts:

@@ -233,7 +233,9 @@ _PLAIN = _Plain()
 def _touched(facts: Mapping[str, Any]) -> str:
     keys = [f"{count} voices' keys under {label}" for label, count in facts["keys"].items()]
     voices = [f"{facts['voices']} voices"] if facts["voices"] else []
-    return ", ".join([*keys, *voices, f"sites {' and '.join(facts['sites'])}"])
+    sites = facts["sites"]
+    where = f"{'sites' if len(sites) > 1 else 'site'} {' and '.join(sites)}"
+    return ", ".join([*facts["reaches"], *keys, *voices, where])
 
 
 def _meant(request: Request) -> dict[str, Any]:

@@ -55,6 +55,7 @@ def test_an_activated_set_decides_at_every_worker_from_the_next_request_on(runni
         filed = json.loads(glottis(settings, "policy", "propose", str(own_set(tmp_path / "set", name)), "--json"))
         shown = glottis(settings, "approvals", "show", filed["request"])
         assert filed["set"] in shown
+        assert "every decision about" in shown
         assert "own.not-this-one, which forbids: This client does not look." in shown
         with pytest.raises(SiteRefused) as missing:
             glottis(settings, "policy", "activate", filed["request"], "--yes")

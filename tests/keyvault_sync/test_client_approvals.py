@@ -21,6 +21,7 @@ from policies.errors import ClientUnknown
 from policies.sets.policy_set import APPROVED_ROLES, PERMISSIONS, PolicySet
 from policies.store import PolicyStore
 from service.approving import site_inbox
+from service.blast_radius import reached
 from service.client_approvals import ClientApprovals, OfficersAwaited
 from service.policy_sets import ActiveSet, PolicyCommands
 from service.registration import Registration
@@ -87,6 +88,9 @@ def test_officers_approve_one_client_exactly_and_once(desk: Desk) -> None:
     signed = dict(desk.inbox.one(name).request.meaning().signed)
     assert (signed["client"], signed["tenant"], signed["roles"]) == ("app", "acme", "enroller")
     assert (signed["certificate"], signed["DPoP key"]) == (f"x5t:{KEYS['cert_sha256']}", KEYS["jkt"])
+    with desk.site.database.begin() as transaction:
+        told = reached(transaction, desk.inbox.one(name).request)
+    assert told == ["a client that is not there yet", "0 voices of its tenant"]
     desk.approve(name, "bo")
     assert desk.asked() == name
     with pytest.raises(ApprovalInvalid):

@@ -26,6 +26,7 @@ from policies.audit.store import AuditStore
 from policies.audit.verify import Verifier
 from policies.intents import Intent
 from service.approving import site_inbox
+from service.blast_radius import reached
 from service.detail_exports import DetailCommands, opened_bundle
 from service.errors import SealedBundleRefused
 
@@ -82,6 +83,8 @@ def test_approved_details_reach_their_recipient_once(desk: Desk) -> None:
     name = desk.ask(1, 5, tenant="acme")
     signed = dict(desk.inbox.one(name).request.meaning().signed)
     assert (signed["entries"], signed["tenant"]) == ("1 to 4", "acme")
+    with desk.site.database.begin() as transaction:
+        assert reached(transaction, desk.inbox.one(name).request) == ["details of at most 4 entries"]
     for people in ((), ("bo",)):
         desk.approve(name, *people)
         with pytest.raises(ApprovalMissing):
