@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
+from uuid import UUID
 
 import anyio.to_thread
 import pytest
 from fakes import FakeHsm
 from hsm_fixtures import ServingToken
+from sqlalchemy import Engine, text
 
 from keyvault.errors import KeyNotFound, KeyUseRefused, SealBroken
 from keyvault.events import KeyEvent
@@ -20,6 +24,9 @@ from keyvault.hsm import ROTATING, KeyName, RingMaster, SiteHsm
 from keyvault.key_uses import RING_MASTER, SYNC_ANCHOR, USES, Place, Use, acting, allowed
 from keyvault.pkcs11_names import Mechanism
 from keyvault.templates import KEYS
+from policies.audit.store import AuditStore
+from service.key_events import KeyEventRecorder
+from service.vault.hsm_events import HsmEvents
 
 MASTER = RingMaster("main", 1)
 KEYS_IN_TOKENS = (*KeyName, RING_MASTER, SYNC_ANCHOR)
@@ -103,9 +110,7 @@ def test_what_the_table_names_reaches_the_token(key: str) -> None:
             assert asks(key, use, blob), f"no method does {use} with {key}"
             for ask in asks(key, use, blob):
                 hsm.calls.clear()
-                with suppress(
-                    KeyNotFound, SealBroken
-                ):  # no such version, or nothing sealed: it was asked
+                with suppress(KeyNotFound, SealBroken):  # no such version, or nothing sealed: it was asked
                     ask(guarded)
                 assert hsm.calls
 
@@ -183,6 +188,26 @@ def test_a_real_token_is_not_asked_either(serving_token: ServingToken, monkeypat
     with acting(Place.TOKEN):
         assert len(guarded.sign(KeyName.TOKEN_SIGNER, b"x")) == 64
     assert len(used) == 2
+
+
+def test_a_refused_use_stands_in_the_audit_log_once(database: Engine) -> None:
+    token, events = FakeHsm(), HsmEvents()
+    guarded = GuardedHsm(token, Place.VAULT, events.hear)
+    store = AuditStore(database, guarded)  # the entry is written under the same rules
+    with events.writing(database, KeyEventRecorder(store)):
+        for place in (Place.COMPARE, Place.COMPARE, Place.SPEAK, Place.COMPARE):
+            with acting(place), pytest.raises(KeyUseRefused):
+                guarded.sign(KeyName.TOKEN_SIGNER, b"x")
+        for _ in range(100):
+            with database.connect() as connection:
+                found = [json.loads(body) for body in connection.scalars(text("SELECT body FROM intent"))]
+            if len(found) == 2:
+                break
+            time.sleep(0.05)
+    assert [entry["action"] for entry in found] == [USE_REFUSED] * 2
+    shown = [AuditStore(database, token).disclose(UUID(entry["id"])) for entry in found]
+    assert {one["place"]["value"] for one in shown} == {"vault.compare", "vault.speak"}
+    assert {one["key"]["value"] for one in shown} == {"token-signer"}
 
 
 def test_every_endpoint_of_the_vault_and_every_command_of_the_site_has_a_place() -> None:
