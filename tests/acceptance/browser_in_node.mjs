@@ -17,6 +17,10 @@ async function step(name, act) {
 const key = await newKey();
 const glottis = new Glottis(base, key);
 await step("export", async () => crypto.subtle.exportKey("pkcs8", key.privateKey));
+await step("control", async () => {
+  const open = await crypto.subtle.generateKey({ name: "ECDSA", namedCurve: "P-256" }, true, ["sign"]);
+  return (await crypto.subtle.exportKey("pkcs8", open.privateKey)).byteLength;
+});
 await step("before", () => glottis.voice(voice));
 await step("register", () => glottis.register(code));
 await step("again", () => glottis.register(code));

@@ -19,6 +19,8 @@ from installation import ORIGIN, VARIABLES, Installation
 from policies.authority import Role
 from policies.proofs import make_proof
 from service import clients
+from service.cli.exits import Exit, exit_for
+from service.errors import StepFailed
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "browser"
 TEXT = "Spoken in a browser."
@@ -32,14 +34,11 @@ def page(running: Installation) -> Iterator[httpx.Client]:
         yield http
 
 
-def glottis(running: Installation, *arguments: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-P", "-m", "service.cli.main", "clients", *arguments]
-    environ = VARIABLES | running.settings.environ()
-    return subprocess.run(argv, env=environ, capture_output=True, text=True, check=False, timeout=60)
-
-
 def invited(running: Installation, name: str, *more: str) -> str:
-    done = glottis(running, "invite", name, "--tenant", "acceptance", *more, "--json")
+    """A code, as the operator makes one."""
+    argv = [sys.executable, "-P", "-m", "service.cli.main", "clients", "invite", name, "--tenant", "acceptance", *more, "--json"]
+    environ = VARIABLES | running.settings.environ()
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     return str(json.loads(done.stdout)["code"])
 
@@ -63,7 +62,8 @@ def test_the_page_registers_its_key_reads_and_speaks(running: Installation, voic
     done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert told["export"] == {"refused": "InvalidAccessError"}, "the key can be read out of the page"
+    assert told["export"].keys() == {"refused"}, "the key can be read out of the page"
+    assert told["control"] > 100, "nor can one that was made to be read out: the test sees nothing"
     assert told["before"] == {"refused": "certificate_required"}, "a key that nobody registered"
     assert told["register"]["client_id"] == name
     assert told["register"]["voice"] == voice
@@ -72,9 +72,6 @@ def test_the_page_registers_its_key_reads_and_speaks(running: Installation, voic
     assert told["other"] == told["foreign"] == {"refused": "voice_unknown"}
     assert told["spoken"] > 10_000
     assert told["thief"] == {"refused": "certificate_required"}
-    listed = json.loads(glottis(running, "list", "--json").stdout)["clients"]
-    row = next(client for client in listed if client["client"] == name)
-    assert (row["certificate"], row["jkt"]) == ("jkt:" + told["register"]["jkt"], told["register"]["jkt"])
 
 
 def test_a_browser_sees_its_own_voice_and_ends_when_it_is_revoked(running: Installation, voice: str, page: httpx.Client) -> None:
@@ -94,9 +91,9 @@ def test_a_browser_sees_its_own_voice_and_ends_when_it_is_revoked(running: Insta
 
     assert call("/v1/voices").json() == {"voices": []}, "it was invited for no voice"
     assert error(call(f"/v1/voices/{voice}")) == (404, "voice_unknown")
-    refused = glottis(running, "rotate", name)
-    assert refused.returncode == 4, refused.stderr
-    assert "browser" in refused.stderr
+    with pytest.raises(StepFailed) as refused:
+        clients.rotate(running.settings, name)
+    assert (refused.value.cause, exit_for(refused.value)) == ("browser_has_no_certificate", Exit.REFUSED)
     clients.revoke(running.settings, name)
     assert error(call("/v1/voices")) == (403, "client_inactive")
 
