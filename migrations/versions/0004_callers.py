@@ -51,7 +51,19 @@ def upgrade() -> None:
         sa.CheckConstraint(f"octet_length(mac) = {MAC_BYTES}", name="mac"),
     )
     op.create_index("ix_browser_invitation_expires_at", "browser_invitation", ["expires_at"])
-    # Which set of policies officers activated; the function is of the foundation.
+    _activations()
+    _signing_keys()
+
+    # Recordings that answered a liveness nonce, as MACs: each counts once for as long as there is the voice.
+    op.create_table(
+        "used_recording",
+        sa.Column("voice_id", sa.Uuid, primary_key=True),
+        sa.Column("fingerprint", sa.LargeBinary, primary_key=True),
+    )
+
+
+def _activations() -> None:
+    """Which set of policies officers activated; the function is of the foundation."""
     op.create_table(
         "policy_activation",
         sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
@@ -67,7 +79,9 @@ def upgrade() -> None:
     op.execute(f"CREATE TRIGGER append_only {row} ON policy_activation FOR EACH ROW EXECUTE FUNCTION append_only()")
     op.execute(f"CREATE TRIGGER append_only_whole {whole} ON policy_activation FOR EACH STATEMENT EXECUTE FUNCTION append_only()")
 
-    # Versions of the signing keys, and the times at which each begins and ends.
+
+def _signing_keys() -> None:
+    """Versions of the signing keys, and the times at which each begins and ends."""
     op.create_table(
         "signing_key",
         sa.Column("name", sa.Text, primary_key=True),
@@ -80,13 +94,6 @@ def upgrade() -> None:
         _column("row_version", sa.Integer),
         _column("mac", sa.LargeBinary),
         sa.CheckConstraint(f"octet_length(mac) = {MAC_BYTES}", name="mac"),
-    )
-
-    # Recordings that answered a liveness nonce, as MACs: each counts once for as long as there is the voice.
-    op.create_table(
-        "used_recording",
-        sa.Column("voice_id", sa.Uuid, primary_key=True),
-        sa.Column("fingerprint", sa.LargeBinary, primary_key=True),
     )
 
 
