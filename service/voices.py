@@ -53,6 +53,8 @@ from voiceprints.resealing import Resealing
 
 Answer = dict[str, Any]
 _OPERATOR = "glottis"
+_BEGINS = {VoiceTerm.BEARER: "allowed", VoiceTerm.LIVENESS: "demanded"}
+"""What the log calls it when a term begins to hold."""
 
 
 @dataclass(frozen=True)
@@ -111,20 +113,20 @@ class Voices:
             self._record(transaction, "consent.withdrawn", None, None, {"consent": str(consent), "voices": len(done)})
         return {"consent": str(consent), "changed": True, "voices": [self._erased(erased) for erased in done]}
 
-    def bearer(self, voice: UUID, *, allowed: bool, dry_run: bool) -> Answer:
-        """Let tokens that are bound to a certificate alone open a voice, or no longer. Raises VoiceUnknown, RowChanged."""
+    def term(self, voice: UUID, term: VoiceTerm, *, on: bool, dry_run: bool) -> Answer:
+        """Let a term hold for a voice at this site, or no longer. Raises VoiceUnknown, RowChanged."""
         with durable(self.database) as transaction:
             row = self.policies.voice_anywhere(transaction, voice)
             if row is None:
                 raise VoiceUnknown()
-            terms = {VoiceTerm(term) for term in row.terms} - {VoiceTerm.BEARER} | ({VoiceTerm.BEARER} if allowed else set())
+            terms = {VoiceTerm(known) for known in row.terms} - {term} | ({term} if on else set())
             changes = terms != set(row.terms)
             if changes and not dry_run:
                 Registry(self.policies, time.time).set_voice_terms(transaction, voice, terms)
-            action = "voice.shown" if dry_run else "voice.bearer-allowed" if allowed else "voice.bearer-ended"
+            action = "voice.shown" if dry_run else f"voice.{term}-{_BEGINS[term] if on else 'ended'}"
             self._record(transaction, action, row.tenant, voice, {"changed": int(changes and not dry_run)})
         told = {"changed": False, "would_change": changes} if dry_run else {"changed": changes}
-        return {"voice": str(voice), "tenant": row.tenant, "bearer": allowed, **told}
+        return {"voice": str(voice), "tenant": row.tenant, term.value: on, **told}
 
     def rekey(self, voices: Sequence[UUID]) -> Answer:
         """Give each voice a new key; one that fails is named, and the others go on.
@@ -272,7 +274,11 @@ def _voices(settings: Settings, database: Database, hsm: SiteHsm) -> Voices:
 
 def _voice(voice: Voice) -> Answer:
     facts = {"voice": str(voice.voice_id), "tenant": voice.tenant, "name": voice.name, "state": voice.state.value}
-    return facts | {"key_version": voice.key_version, "created_at": voice.created_at.isoformat(timespec="seconds")}
+    return facts | {
+        "terms": list(voice.terms),
+        "key_version": voice.key_version,
+        "created_at": voice.created_at.isoformat(timespec="seconds"),
+    }
 
 
 def _stage(stone: Tombstone) -> str:
@@ -299,7 +305,9 @@ def run(settings: Settings, call: str, request: Mapping[str, Any]) -> Answer:
             case "withdraw":
                 return known.withdraw(UUID(request["consent"]), dry_run=request["dry_run"])
             case "bearer":
-                return known.bearer(UUID(request["voice"]), allowed=request["allowed"], dry_run=request["dry_run"])
+                return known.term(UUID(request["voice"]), VoiceTerm.BEARER, on=request["allowed"], dry_run=request["dry_run"])
+            case "liveness":
+                return known.term(UUID(request["voice"]), VoiceTerm.LIVENESS, on=request["demanded"], dry_run=request["dry_run"])
             case "rekey":
                 return known.rekey([UUID(voice) for voice in request["voices"]])
             case "certificate":

@@ -115,6 +115,26 @@ def bearer(voice: UUID, off: bool, dry_run: bool, yes: bool, as_json: bool) -> N
 
 
 @voices.command()
+@click.argument("voice", type=click.UUID)
+@click.option("--off", is_flag=True, help="Demand nothing any more, from the next request on.")
+@_dry
+@_yes
+@json_option
+def liveness(voice: UUID, off: bool, dry_run: bool, yes: bool, as_json: bool) -> None:
+    """Let VOICE speak and be compared only after its speaker has just said six random digits (POST /v1/liveness).
+
+    It holds from the next request on, also for tokens in hand. Each site has a setting of its own: give this command at both.
+    What it does not stop, docs/threat-model.md says: speech that is relayed, converted or synthesised while it is asked for.
+    """
+    settings, demanded = _settings(), not off
+    words = "opens only after its speaker said digits" if demanded else "opens without its speaker"
+    if not dry_run and not yes and off:
+        click.confirm(f"{voice} {words}?", abort=True, err=True)
+    done = _ask(settings, "liveness", voice=str(voice), demanded=demanded, dry_run=dry_run)
+    say(done, [f"{voice} {words}" if not dry_run else f"from then on {voice} {words}"], as_json=as_json)
+
+
+@voices.command()
 @click.argument("voices_", metavar="VOICE...", type=click.UUID, nargs=-1, required=True)
 @_dry
 @_yes
