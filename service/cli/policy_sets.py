@@ -77,10 +77,13 @@ def activate(name: str, dry_run: bool, yes: bool, as_json: bool) -> None:
 
 
 @click.command("list")
+@click.option("--active", "newest", is_flag=True, help="Only the one that decides now.")
 @json_option
-def list_(as_json: bool) -> None:
+def list_(newest: bool, as_json: bool) -> None:
     """Show every activation at this site, oldest first, each checked again: the last is active. No line: the set that ships."""
     found = ask(Settings.load(os.environ), "policy_activations")
+    if newest:
+        found["activations"] = found["activations"][-1:]
     lines = [
         _line(one) if one["code"] is None else f"{one['version']}  DOES NOT HOLD: {one['said']}" for one in found["activations"]
     ]
