@@ -15,17 +15,8 @@ from uuid import UUID
 from keyvault.database import Database, Transaction
 from policies.audit.errors import AuditError
 from policies.authority import BROWSER_ROLES, Client, ClientState, Role, key_alone
-from policies.errors import (
-    AuditUnavailable,
-    BrowserRolesRefused,
-    InvitationExpired,
-    InvitationUnknown,
-    InvitationUsed,
-    PolicyError,
-    ProofReplayed,
-    RowChanged,
-    VoiceUnknown,
-)
+from policies.caller_errors import BrowserRolesRefused, InvitationExpired, InvitationUnknown, InvitationUsed
+from policies.errors import AuditUnavailable, PolicyError, ProofReplayed, RowChanged, VoiceUnknown
 from policies.gate import Refusals, record_refusal, refusal_details
 from policies.grants import VerifiedProof
 from policies.intents import Facts, Intent, Intents, Outcome

@@ -14,16 +14,9 @@ from uuid import UUID, uuid4
 from keyvault.database import Transaction
 from keyvault.records import KeyRef
 from policies.authority import Client, ClientState, Role, Voice, VoiceState, VoiceTerm
+from policies.caller_errors import BrowserHasNoCertificate
 from policies.consent import Consent, ConsentState, check_terms
-from policies.errors import (
-    BrowserHasNoCertificate,
-    ClientInactive,
-    ClientUnknown,
-    ConsentExpired,
-    ConsentUnknown,
-    ConsentWithdrawn,
-    VoiceUnknown,
-)
+from policies.errors import ClientInactive, ClientUnknown, ConsentExpired, ConsentUnknown, ConsentWithdrawn, VoiceUnknown
 from policies.quotas import EVERYONE, Limits, Quota, Scope
 from policies.store import PolicyStore
 

@@ -16,7 +16,8 @@ from keyvault.records import RecordMac
 from policies.audit.store import AuditStore
 from policies.authority import Client, ClientState, Role
 from policies.browsers import Invited, invite
-from policies.errors import BrowserRolesRefused, ClientUnknown
+from policies.caller_errors import BrowserRolesRefused
+from policies.errors import ClientUnknown
 from policies.intents import Facts, Intent
 from policies.quotas import EVERYONE, Limits, Scope
 from policies.registry import Registry

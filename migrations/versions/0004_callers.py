@@ -13,6 +13,8 @@ branch_labels = None
 depends_on = None
 
 MAC_BYTES = 16
+# As in the step before: a transaction that names its tenant sees and writes that tenant's rows.
+IN_TENANT = "coalesce(current_setting('app.tenant', true), '') IN ('', tenant)"
 
 
 def _column(name: str, kind: Any) -> sa.Column:
@@ -51,6 +53,10 @@ def upgrade() -> None:
         sa.CheckConstraint(f"octet_length(mac) = {MAC_BYTES}", name="mac"),
     )
     op.create_index("ix_browser_invitation_expires_at", "browser_invitation", ["expires_at"])
+    for table in ("upload_ticket", "browser_invitation"):
+        op.execute(f"CREATE POLICY tenant ON {table} USING ({IN_TENANT}) WITH CHECK ({IN_TENANT})")
+        op.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
+        op.execute(f"ALTER TABLE {table} FORCE ROW LEVEL SECURITY")
     _activations()
     _signing_keys()
 

@@ -23,6 +23,7 @@ from policies.jws import P256_ORDER
 from policies.proofs import make_proof, public_jwk
 from service.edge.app import create_app
 from service.edge.relay import Relay, Worker
+from service.edge.tls import Connection
 from service.vault.http import _credentials
 
 ROOT = Path(__file__).parents[2]
@@ -144,7 +145,7 @@ async def forwarded_by_the_edge(headers: dict[str, str]) -> httpx.Headers:
         "path": "/v1/voices",
         "query_string": b"",
         "headers": Headers(headers).raw,
-        "extensions": {"glottis.tls": {"client_certificate": b"der"}},
+        "extensions": {"glottis.connection": Connection(b"der")},
     }
 
     async def receive() -> dict:
@@ -176,15 +177,20 @@ BODIES = {
         }
     },
     "/v1/audio/speech": {"json": {"model": "hibari", "input": "Hello.", "voice": str(uuid4()), "response_format": "wav"}},
+    "/v1/browser-keys": {"json": {"code": "A" * 43}},
     "/oauth/token": {"data": {"grant_type": "client_credentials", "authorization_details": "[]"}},
 }
-OPEN = {"/", "/healthz", "/readyz", "/.well-known/jwks.json", "/openapi.json", "/v1/models", "/v1/enrolments", "/v1/browser-keys"}
-"""Nobody is known here by a certificate: the last two take a one-time ticket, and a one-time code."""
+OPEN = {"/", "/healthz", "/readyz", "/.well-known/jwks.json", "/openapi.json", "/v1/models", "/v1/enrolments"}
+"""Nobody is known here by a certificate; the last one takes a one-time ticket."""
 
 
-def test_every_route_demands_the_certificate_that_the_token_names():
-    """D8: no route serves a token with `cnf` without a client certificate; each call is asked, none is trusted by its path."""
-    app = create_app([])
+@pytest.mark.parametrize("origins", [[], ["https://app.example"]], ids=["no browsers", "browsers"])
+def test_every_route_demands_the_certificate_that_the_token_names(origins):
+    """D8: no route serves a token with `cnf` without a client certificate; each call is asked, none is trusted by its path.
+
+    Nor where browsers may call: those come with a proof by a key that the vault knows.
+    """
+    app = create_app([], origins=origins)
     asked = []
 
     async def ask() -> None:

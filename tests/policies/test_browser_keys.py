@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from house import BASE, PATHS, Device, House, forge
 from sqlalchemy import text as sql
 
-from policies import errors, jws
+from policies import caller_errors, errors, jws
 from policies.authority import Client, ClientState, Role
 from policies.browsers import BrowserKeys, Presented, invite
 from policies.errors import PolicyError
@@ -99,7 +99,7 @@ def test_a_code_works_once(house, browsers):
     made = code(house)
     browsers.register(presented(made, ec.generate_private_key(ec.SECP256R1())))
     for _ in range(2):
-        with pytest.raises(errors.InvitationUsed):
+        with pytest.raises(caller_errors.InvitationUsed):
             browsers.register(presented(made, ec.generate_private_key(ec.SECP256R1())))
     assert intents(house, "client.registered") == ["allowed", "denied"], "recorded once, and counted after that"
     assert house.refusals.codes == {"invitation_used": 1}
@@ -123,7 +123,7 @@ def test_uses_of_a_code_at_once_have_one_success(house, browsers):
 def test_a_code_out_of_time(house, browsers):
     made, key = code(house, lifetime_s=20), ec.generate_private_key(ec.SECP256R1())
     house.clock.offset = 20
-    with pytest.raises(errors.InvitationExpired):
+    with pytest.raises(caller_errors.InvitationExpired):
         browsers.register(presented(made, key))
     assert house.count("client") == 0
     house.clock.offset = 0
@@ -135,7 +135,7 @@ def test_a_code_put_back_stays_used(house, browsers):
     house.edit("CREATE TABLE kept AS SELECT * FROM browser_invitation")
     browsers.register(presented(made, ec.generate_private_key(ec.SECP256R1())))
     house.edit("DELETE FROM browser_invitation; DELETE FROM client; INSERT INTO browser_invitation SELECT * FROM kept")
-    with pytest.raises(errors.InvitationUsed):
+    with pytest.raises(caller_errors.InvitationUsed):
         browsers.register(presented(made, ec.generate_private_key(ec.SECP256R1())))
 
 
@@ -169,7 +169,7 @@ def test_the_proof_is_for_this_code_and_this_call(house, browsers):
 @pytest.mark.parametrize("guess", ["", "x", "A" * 43, "A" * 44, "é" * 43])
 def test_what_is_no_code_is_counted_and_not_recorded(house, browsers, guess):
     before = house.count("intent")
-    with pytest.raises(errors.InvitationUnknown):
+    with pytest.raises(caller_errors.InvitationUnknown):
         browsers.register(presented(guess, ec.generate_private_key(ec.SECP256R1())))
     assert (house.count("intent"), house.refusals.codes) == (before, {"invitation_unknown": 1})
 
@@ -185,7 +185,7 @@ def test_a_key_is_one_client(house, browsers):
 @pytest.mark.parametrize("roles", [(), (Role.ENROLLER,), (Role.READER, Role.CONSENT_KEEPER), (Role.VERIFIER,), (Role.SPEAKER,)])
 def test_a_browser_is_given_no_more_than_browsers_may_have(house, roles):
     """A speaker needs the one voice; the other roles are for clients with a certificate."""
-    with pytest.raises(errors.BrowserRolesRefused):
+    with pytest.raises(caller_errors.BrowserRolesRefused):
         code(house, roles=roles)
 
 
@@ -259,7 +259,7 @@ def test_a_revoked_browser_is_refused_with_a_token_in_hand(house, browsers):
 
 def test_a_browser_is_given_no_certificate(house, browsers):
     browser(house, browsers)
-    with house.database.begin() as transaction, pytest.raises(errors.BrowserHasNoCertificate):
+    with house.database.begin() as transaction, pytest.raises(caller_errors.BrowserHasNoCertificate):
         house.registry.rotate_client(transaction, "page", cert_sha256="A" * 43, jkt="B" * 43)
 
 

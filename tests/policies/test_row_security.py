@@ -104,4 +104,4 @@ def test_the_serving_role_is_bound_by_it(served):
             sql("SELECT relname FROM pg_class WHERE relrowsecurity AND relforcerowsecurity ORDER BY relname")
         ).scalars()
         assert not any(role)
-        assert list(forced) == ["client", "consent", "usage", "voice"]
+        assert list(forced) == ["browser_invitation", "client", "consent", "upload_ticket", "usage", "voice"]

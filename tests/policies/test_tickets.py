@@ -11,7 +11,7 @@ import pytest
 from house import House
 from sqlalchemy import text as sql
 
-from policies import errors
+from policies import caller_errors, errors
 from policies.authority import Role
 from policies.errors import PolicyError
 from policies.grants import Purpose
@@ -71,7 +71,7 @@ def test_a_ticket_admits_one_enrolment_under_its_consent(house, tickets):
     assert (grant.token.consent, grant.token.tenant, grant.token.client_id) == (consent.consent_id, "acme", "app")
     assert grant.decided_by == ("role.enroller",)
     for again in (tickets.redeem, tickets.look):
-        with nothing_happened(house, errors.TicketUsed):
+        with nothing_happened(house, caller_errors.TicketUsed):
             again(made.ticket)
     assert denials(house) == ["ticket_used"], "recorded once, and counted after that"
     assert house.refusals.codes == {"ticket_used": 1}
@@ -136,7 +136,7 @@ def test_a_ticket_out_of_time(house, tickets):
     made = ticket(house, tickets, house.client(), lifetime_s=60)
     house.clock.offset = 60
     for use in (tickets.look, tickets.redeem):
-        with nothing_happened(house, errors.TicketExpired):
+        with nothing_happened(house, caller_errors.TicketExpired):
             use(made.ticket)
     house.clock.offset = 0
     tickets.redeem(made.ticket)
@@ -146,7 +146,7 @@ def test_a_ticket_out_of_time(house, tickets):
 def test_what_is_no_ticket_is_counted_and_not_recorded(house, tickets, guess):
     intents = house.count("intent")
     for use in (tickets.look, tickets.redeem):
-        with pytest.raises(errors.TicketUnknown):
+        with pytest.raises(caller_errors.TicketUnknown):
             use(guess)
     assert house.count("intent") == intents
     assert house.refusals.codes == {"ticket_unknown": 2}
@@ -179,7 +179,7 @@ def test_a_used_ticket_put_back_stays_used(house, tickets):
     house.edit(
         "DELETE FROM upload_ticket; DELETE FROM used_token; DELETE FROM used_proof; INSERT INTO upload_ticket SELECT * FROM kept"
     )
-    with nothing_happened(house, errors.TicketUsed):
+    with nothing_happened(house, caller_errors.TicketUsed):
         tickets.redeem(made.ticket)
 
 
