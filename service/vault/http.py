@@ -38,8 +38,9 @@ from service.shapes import (
     SpeechRequest,
     UploadRequest,
 )
+from service.vault.exchange import Credentials, Listener
 from service.vault.threads import Threads
-from service.vault.vault import Credentials, Listener, Vault
+from service.vault.vault import Vault
 from synth.errors import SynthError
 from voiceprints.errors import VoiceprintError
 

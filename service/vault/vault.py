@@ -6,11 +6,10 @@ transaction, then the voice in one locked buffer, then a completion that says wh
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -19,7 +18,7 @@ from keyvault.database import Database, Statement, Transaction
 from policies.authority import Voice
 from policies.browsers import BrowserKeys, Presented
 from policies.errors import VoiceUnknown
-from policies.gate import Call, Gate
+from policies.gate import Gate
 from policies.grants import Binding, Grant, Purpose
 from policies.intents import Intents
 from policies.liveness import Challenge, Liveness
@@ -31,9 +30,9 @@ from service import frames
 from service.refusals import Refusal, refusal_of
 from service.shapes import ConsentRequest, SpeechRequest, UploadRequest, name_of
 from service.vault.agreement import Agreement
+from service.vault.exchange import Credentials, Done, Listener, SpokenAudio
 from service.vault.readiness import Readiness
 from synth.audio import pcm16, wav
-from synth.scheduler import Turn
 from synth.speech import Speech
 from voiceprints.enrolment import Enrolment
 from voiceprints.erasure import Erasure
@@ -46,73 +45,6 @@ from voiceprints.quality import Quality
 RECEIPT_S = 2.0
 """How long an enrolment's answer waits for the other site's receipt; after that it says `awaiting_sync`."""
 _LOOK_S = 0.05
-
-
-@dataclass(frozen=True, repr=False)
-class Credentials:
-    """What came with a request: method and path as called, what the client signed, the certificate that the edge reports.
-
-    `proof` is None where there is no DPoP header.
-    """
-
-    method: str
-    path: str
-    scheme: str
-    token: str
-    proof: str | None
-    certificate: bytes | None
-
-    def call(self, purpose: Purpose, **binding: Any) -> Call:
-        return Call(
-            method=self.method,
-            path=self.path,
-            scheme=self.scheme,
-            token=self.token,
-            proof=self.proof,
-            certificate_der=self.certificate,
-            purpose=purpose,
-            **binding,
-        )
-
-
-@dataclass(frozen=True)
-class Done:
-    """An answer and the audit entry it stands under."""
-
-    intent_id: UUID
-    answer: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class SpokenAudio:
-    """Finished speech. `skipped`: how many words or characters could not be voiced."""
-
-    intent_id: UUID
-    audio: bytes = field(repr=False)
-    skipped: int
-
-
-class Listener:
-    """Whoever waits for speech, and may leave while it is made. Called from the event loop and from the speaking thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._turn: Turn | None = None
-        self._left = False
-
-    def attend(self, turn: Turn) -> None:
-        """This turn speaks for the listener: it ends when they leave, or at once if they have."""
-        with self._lock:
-            self._turn = turn
-            if self._left:
-                turn.cancel()
-
-    def leave(self) -> None:
-        """Nobody listens any more: no further sentence is begun."""
-        with self._lock:
-            self._left = True
-            if self._turn is not None:
-                self._turn.cancel()
 
 
 @dataclass(frozen=True)
