@@ -47,7 +47,8 @@ from policies.intents import Facts, Intent, Intents, Outcome
 from policies.liveness import CHALLENGE, PASS, WINDOW_S, Liveness, Owner
 from policies.proofs import ProofVerifier, certificate_thumbprint
 from policies.quotas import Limits
-from policies.store import PolicyStore, Request, deciding, durable
+from policies.requests import Request
+from policies.store import PolicyStore, deciding, durable
 from policies.throttle import Throttle
 from policies.tokens import TOKEN_LIFETIME_S, TokenVerifier
 

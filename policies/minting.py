@@ -35,7 +35,8 @@ from policies.intents import Facts, Intent, Intents, Outcome
 from policies.liveness import Liveness, Owner
 from policies.proofs import ProofVerifier, certificate_thumbprint
 from policies.quotas import MINUTE_S, Limits
-from policies.store import Opening, PolicyStore, Request, deciding
+from policies.requests import Request
+from policies.store import Opening, PolicyStore, deciding
 from policies.throttle import Throttle
 from policies.tokens import MAX_CHARS, TOKEN_LIFETIME_S, Entitlement, TokenMint
 

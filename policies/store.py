@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, TypeVar
 from uuid import UUID
@@ -26,13 +25,12 @@ from keyvault.records import Field, RecordMac, canonical
 from policies.authority import Authority, Client, ClientState, Voice, VoiceState
 from policies.consent import Consent, ConsentState
 from policies.errors import AuditUnavailable, AuthorityRowTampered, RowChanged
-from policies.grants import CLOCK_TOLERANCE_S, VerifiedProof, VerifiedToken
+from policies.grants import CLOCK_TOLERANCE_S, VerifiedProof
 from policies.one_time import BrowserInvitation, UploadTicket
-from policies.proofs import PROOF_AGE_S
 from policies.quotas import EVERYONE, Left, Limits, Quota, Scope, Used, left, windows
+from policies.requests import Request, moment, proof_guard, uses_up
 from policies.tables import (
     AUTHORITY,
-    CONSUME,
     CONSUME_PROOF,
     DURABLE,
     DURABLE_AS,
@@ -95,23 +93,6 @@ def deciding(database: Database) -> Iterator[Transaction]:
 
 
 @dataclass(frozen=True)
-class Request:
-    """Who asks for what: the rows that a decision needs, and what it uses up.
-
-    The token endpoint has no token yet; who presents a certificate alone has no proof.
-    """
-
-    caller: str
-    """What the client's row is found by (`Client.cert_sha256`)."""
-    proof: VerifiedProof | None
-    now: float
-    token: VerifiedToken | None = None
-    voice: UUID | None = None
-    consent: UUID | None = None
-    characters: int = 0
-
-
-@dataclass(frozen=True)
 class Opening:
     """What the first round trip of a decision found: the client, whether token and proof were fresh, the answers to `then`."""
 
@@ -144,7 +125,7 @@ class PolicyStore:
         limited = named | {"everyone": EVERYONE, "voice_name": None if request.voice is None else str(request.voice)}
         spend = self.spend(request.caller, request.voice, request.now, requests=1, characters=request.characters)
         begin: Statement = (DURABLE_AS, named) if request.token is None else (DURABLE, {"tenant": request.token.tenant})
-        consume = _consume(request)
+        consume = uses_up(request)
         answers = send(transaction, begin, (AUTHORITY, named), consume, (LIMITS, limited), spend, *then)
         _, authority, [consumed], limits, used, *rows = answers
         fresh = (bool(consumed[0]), bool(consumed[1]))
@@ -266,7 +247,7 @@ class PolicyStore:
 
     def use_nonce(self, transaction: Transaction, kind: str, nonce: UUID, *, until: float) -> bool:
         """Use the liveness nonce up as what `kind` says, and remember that `until` then; False if it was used before."""
-        return _new(transaction, used_token, {"iss": kind, "jti": str(nonce), "expires_at": _time(until)})
+        return _new(transaction, used_token, {"iss": kind, "jti": str(nonce), "expires_at": moment(until)})
 
     def use_recording(self, transaction: Transaction, voice_id: UUID, digest: bytes) -> bool:
         """Use the recording with this SHA-256 up for the voice, for as long as there is the voice; False if it was used before.
@@ -278,7 +259,7 @@ class PolicyStore:
 
     def consume_proof(self, transaction: Transaction, proof: VerifiedProof) -> bool:
         """Use the proof up; False if it was used before."""
-        return transaction.execute(CONSUME_PROOF, _proof_guard(proof)).first() is not None
+        return transaction.execute(CONSUME_PROOF, proof_guard(proof)).first() is not None
 
     def one_time(self, transaction: Transaction, kind: type[OneTime], digest: str) -> OneTime | None:
         """What the one-time secret with this SHA-256 is good for. Raises AuthorityRowTampered."""
@@ -296,7 +277,7 @@ class PolicyStore:
 
     def purge(self, transaction: Transaction, now: float) -> int:
         """Forget used tokens and proofs, and one-time secrets, that no clock would accept any more; returns how many."""
-        before, guards = _time(now - RETENTION_S), (used_token, used_proof, upload_ticket, browser_invitation)
+        before, guards = moment(now - RETENTION_S), (used_token, used_proof, upload_ticket, browser_invitation)
         return sum(transaction.execute(delete(table).where(table.c.expires_at < before)).rowcount for table in guards)
 
     def _read(self, row: Sequence[Any], kind: type[AuthorityRow], newest: int | None = None) -> AuthorityRow | None:
@@ -367,22 +348,3 @@ def _new(transaction: Transaction, table: Table, row: dict[str, Any]) -> bool:
     """Insert; False if the row was there. One statement: of two at once, the second waits for the first to commit or not."""
     statement = insert(table).values(row).on_conflict_do_nothing().returning(*table.primary_key.columns)
     return transaction.execute(statement).first() is not None
-
-
-def _consume(request: Request) -> Statement:
-    """What uses up the token and the proof, as far as there are any; it answers for each whether it was fresh."""
-    token = {} if request.token is None else _token_guard(request.token)
-    proof = {} if request.proof is None else _proof_guard(request.proof)
-    return CONSUME[bool(token), bool(proof)], token | proof
-
-
-def _token_guard(token: VerifiedToken) -> dict[str, Any]:
-    return {"iss": token.issuer, "token_jti": token.jti, "token_expires_at": _time(token.expires_at)}
-
-
-def _proof_guard(proof: VerifiedProof) -> dict[str, Any]:
-    return {"jkt": proof.jkt, "proof_jti": proof.jti, "proof_expires_at": _time(proof.issued_at + PROOF_AGE_S)}
-
-
-def _time(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)

@@ -16,7 +16,8 @@ from policies import errors
 from policies.authority import Role, VoiceState
 from policies.grants import CLOCK_TOLERANCE_S, Purpose, VerifiedProof
 from policies.proofs import PROOF_AGE_S
-from policies.store import RETENTION_S, Request
+from policies.requests import Request
+from policies.store import RETENTION_S
 from policies.tokens import TOKEN_LIFETIME_S
 
 
