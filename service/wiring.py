@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 from uuid import UUID, uuid4
 
 from keyvault.database import Database, Transaction
@@ -83,58 +85,17 @@ def _vault(settings: Settings, database: Database, hsm: SiteHsm) -> Vault:
     glass = BrokenGlass(settings, database, hsm, audit)
     agreement = _agreement(settings, database, hsm, glass)
     keys = VoiceKeys(hsm, KeyStore(), KeyEventRecorder(audit), mac, receipts=not agreement.alone, site=settings.site)
-    signing = SigningKeys(hsm, database, KeyName.TOKEN_SIGNER, lambda: datetime.now(UTC))
-    issuer, clock = settings.public_base_url, time.time
-    proofs, refusals = ProofVerifier(issuer, clock, Nonces(mac, clock)), RefusalCounts(clock)
-    policies = active_policies(hsm, settings.site, settings.roster_file)
-    registry = Registry(store, clock)
-    throttle = Throttle.shared(Limits().attempts, clock, settings.run_dir / ATTEMPTS)
-    liveness = Liveness(mac, hsm.random, clock)
-    gate = Gate(
-        database=database,
-        verifier=TokenVerifier(signing, issuer, AUDIENCE, clock),
-        proofs=proofs,
-        engine=policies,
-        store=store,
-        intents=audit,
-        refusals=refusals,
-        territory=settings.territory,
-        clock=clock,
-        throttle=throttle,
-        liveness=liveness,
-    )
-    minting = Minting(
-        database=database,
-        mint=TokenMint(hsm, signing, issuer, AUDIENCE, clock),
-        proofs=proofs,
-        engine=policies,
-        store=store,
-        intents=audit,
-        refusals=refusals,
-        key_of=lambda transaction, voice: _key_of(keys, transaction, voice),
-        territory=settings.territory,
-        clock=clock,
-        throttle=throttle,
-        liveness=liveness,
-    )
+    clock, registry = time.time, Registry(store, time.time)
+    callers = _callers(settings, database, hsm, keys, store, audit)
     memory, activity, encoder, engine = LockedMemory(), Activity(), Encoder(), HibariEngine()
     opening = OpenVoices(database=database, keys=keys, memory=memory, clock=clock, break_glass=glass.to_open)
     matching = Matching(voices=opening, memory=memory, activity=activity, encoder=encoder)
     return Vault(
         database=database,
-        gate=gate,
-        minting=minting,
-        browsers=BrowserKeys(database=database, proofs=proofs, store=store, intents=audit, refusals=refusals, clock=clock),
-        tickets=Tickets(
-            database=database,
-            engine=policies,
-            store=store,
-            intents=audit,
-            refusals=refusals,
-            territory=settings.territory,
-            random=hsm.random,
-            clock=clock,
-        ),
+        gate=callers.gate,
+        minting=callers.minting,
+        browsers=callers.browsers,
+        tickets=callers.tickets,
         registry=registry,
         store=store,
         intents=audit,
@@ -151,13 +112,49 @@ def _vault(settings: Settings, database: Database, hsm: SiteHsm) -> Vault:
         erasure=erasure_of(hsm, store, audit, alone=read_roster(settings.roster_file).development),
         opening=opening,
         matching=matching,
-        liveness=liveness,
+        liveness=callers.liveness,
         presence=Presence(database, store, matching, clock),
         speech=Speech(engine, Scheduler(at_once=SPEAKING_AT_ONCE, waiting=IN_LINE)),
         agreement=agreement,
         receipt_of=None if agreement.alone else lambda voice: _synced(database, keys, voice),
         ready=_readiness(database, hsm, store),
-        jwks=lambda: jwks(signing),
+        jwks=lambda: jwks(callers.signing),
+    )
+
+
+@dataclass(frozen=True)
+class _Callers:
+    """The ways in: each decides and records what a caller may, and none of them opens anything."""
+
+    gate: Gate
+    minting: Minting
+    tickets: Tickets
+    browsers: BrowserKeys
+    liveness: Liveness
+    signing: SigningKeys
+
+
+def _callers(
+    settings: Settings, database: Database, hsm: SiteHsm, keys: VoiceKeys, store: PolicyStore, audit: AuditStore
+) -> _Callers:
+    mac, clock, issuer, refusals = RecordMac(hsm), time.time, settings.public_base_url, RefusalCounts(time.time)
+    signing = SigningKeys(hsm, database, KeyName.TOKEN_SIGNER, lambda: datetime.now(UTC))
+    proofs, liveness = ProofVerifier(issuer, clock, Nonces(mac, clock)), Liveness(mac, hsm.random, clock)
+    recorded: dict[str, Any] = {"database": database, "store": store, "intents": audit, "refusals": refusals, "clock": clock}
+    decided = {"engine": active_policies(hsm, settings.site, settings.roster_file), "territory": settings.territory, **recorded}
+    throttle = Throttle.shared(Limits().attempts, clock, settings.run_dir / ATTEMPTS)
+    bound = {"proofs": proofs, "throttle": throttle, "liveness": liveness, **decided}
+    return _Callers(
+        gate=Gate(verifier=TokenVerifier(signing, issuer, AUDIENCE, clock), **bound),
+        minting=Minting(
+            mint=TokenMint(hsm, signing, issuer, AUDIENCE, clock),
+            key_of=lambda transaction, voice: _key_of(keys, transaction, voice),
+            **bound,
+        ),
+        tickets=Tickets(random=hsm.random, **decided),
+        browsers=BrowserKeys(proofs=proofs, **recorded),
+        liveness=liveness,
+        signing=signing,
     )
 
 
