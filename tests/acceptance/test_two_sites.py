@@ -221,7 +221,7 @@ def test_doctor_names_both_sites(two: Installation) -> None:
     found = glottis(two.settings, "doctor", "--json")
     assert found.returncode == 0, found.stdout
     parts = {finding["part"]: finding for finding in json.loads(found.stdout)["findings"]}
-    assert {parts[name]["state"] for name in ("sites", "other site", "certificates", "clock")} == {"ok"}
+    assert {parts[name]["state"] for name in ("sites", "policies", "other site", "certificates", "clock")} == {"ok"}
 
 
 @pytest.mark.soak
