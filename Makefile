@@ -26,7 +26,7 @@ soak: setup-dev
 
 bench: setup
 	mkdir -p bench/results
-	for name in hsm speech tokens; do .venv/bin/python -m bench.$$name | tee bench/results/$$name.jsonl; done
+	for name in hsm liveness speech tokens; do .venv/bin/python -m bench.$$name | tee bench/results/$$name.jsonl; done
 
 lock:
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url requirements/run.in -o requirements/run.txt
