@@ -23,8 +23,8 @@ from service.problems import problem, unexpected
 DESCRIPTION = """Voiceprints under hardware keys, and speech that proves it may.
 
 Every call but the health checks needs a client certificate (mutual TLS 1.3), except for apps with an upload ticket
-(`/v1/enrolments`) and, where the operator names their pages' origins, browsers with a registered key. Calls that touch a voice need a key-bound token:
-fetch one at `/oauth/token`, use it once, at once, with a DPoP proof (RFC 9449)."""
+(`/v1/enrolments`) and, where the operator names their pages' origins, browsers with a registered key. Calls that touch a
+voice need a key-bound token: fetch one at `/oauth/token`, use it once, at once, with a DPoP proof (RFC 9449)."""
 
 
 DECODERS = 2

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from installation import SPEECH, Installation, free_port
 
 from policies.proofs import make_proof
-from service import programs
+from service import checks, programs
 from service.client import Refused, VoiceClient
 from service.edge.proxied import written
 from service.isolation import establish
@@ -186,6 +186,25 @@ def test_the_public_address_alone_says_what_a_proof_must_name(front: Front) -> N
                 client.send("POST", "/oauth/token", {"DPoP": proof, **headers}, data=asked)
             assert (refused.value.status, refused.value.code) == (401, "proof_invalid")
         assert client.token("read")
+
+
+@pytest.mark.soak
+def test_glottis_up_serves_a_proxy_alone(new_installation: Callable[..., Installation]) -> None:
+    """`GLOTTIS_EDGE_TCP=no`: nothing listens at the port, the Unix socket serves, and the doctor looks there."""
+    folder = Path(tempfile.mkdtemp(prefix="glottis-proxied-"))
+    installation = new_installation(GLOTTIS_EDGE_TCP="no", GLOTTIS_EDGE_SOCKET=str(folder / "edge.sock"))
+    installation.start()
+    try:
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(folder / "edge.sock")), base_url="http://edge") as client:
+            assert client.get("/readyz").is_success
+            assert code(client.get("/v1/voices")) == (401, "certificate_required")
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", installation.settings.port), 1)
+        found = {finding.part: finding.state for finding in checks.examine(installation.settings)}
+        assert (found["edge for a proxy"], found.get("edge")) == ("ok", None)
+    finally:
+        installation.stop()
+        shutil.rmtree(folder)
 
 
 def code(answer: httpx.Response) -> tuple[int, str]:

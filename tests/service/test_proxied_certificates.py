@@ -13,7 +13,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -22,6 +22,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -237,6 +239,13 @@ def test_what_is_not_one_certificate_in_its_one_spelling_is_refused(edge, alice)
         refused(edge.over_unix(*values), "client_cert_invalid")
     assert edge.counts == {"client_cert_invalid": len(spellings(alice.der))}
     assert certificate_in([written(alice.der)]) == alice.der
+
+
+@given(st.binary(max_size=200))
+def test_no_other_bytes_are_a_byte_sequence(value):
+    with suppress(ValueError):
+        assert written(certificate_in([value])) == value
+    assert not value or certificate_in([written(value)]) == value
 
 
 def test_a_chain_is_not_read_and_not_passed_on(edge, alice):
