@@ -193,6 +193,19 @@ def check_audit(settings: Settings) -> Answer:
         return {"tampered": found.detail}
 
 
+def make_checkpoint_key(settings: Settings) -> Answer:
+    """Make the next version of the log's checkpoint key, which the running log takes up; its number."""
+    from service.log.keys import make_next
+
+    site = Site.load(settings.site_file)
+    token = Pkcs11Hsm.open(token_config(settings, "log", site.tokens["log"]), settings.log_pin.read(), expected_masters=())
+    hsm = GuardedHsm(token, Place.LOG_KEY, unheard)
+    try:
+        return {"version": make_next(hsm)}
+    finally:
+        hsm.close()
+
+
 def probe_token(settings: Settings, *, name: str) -> Answer:
     """Open a token as its process would: audit, refusal probes, and for the serving token a real seal, unwrap and open."""
     site = Site.load(settings.site_file)
@@ -258,6 +271,7 @@ STEPS: Mapping[str, Callable[..., Answer]] = {
     "invite_browser": invite_browser,
     "list_clients": list_clients,
     "record_authority": record_authority,
+    "make_checkpoint_key": make_checkpoint_key,
     "probe_token": probe_token,
     "check_audit": check_audit,
     "adoption_request": _of("service.restoring", "adoption_request"),
@@ -301,6 +315,7 @@ def _client(client: Client) -> Answer:
         "state": client.state.value,
         "certificate": client.cert_sha256,
         "jkt": client.jkt,
+        "voice": None if client.voice_id is None else str(client.voice_id),
     }
 
 

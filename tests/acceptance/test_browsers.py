@@ -19,8 +19,6 @@ from installation import ORIGIN, VARIABLES, Installation
 from policies.authority import Role
 from policies.proofs import make_proof
 from service import clients
-from service.cli.exits import Exit, exit_for
-from service.errors import StepFailed
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "browser"
 TEXT = "Spoken in a browser."
@@ -91,9 +89,6 @@ def test_a_browser_sees_its_own_voice_and_ends_when_it_is_revoked(running: Insta
 
     assert call("/v1/voices").json() == {"voices": []}, "it was invited for no voice"
     assert error(call(f"/v1/voices/{voice}")) == (404, "voice_unknown")
-    with pytest.raises(StepFailed) as refused:
-        clients.rotate(running.settings, name)
-    assert (refused.value.cause, exit_for(refused.value)) == ("browser_has_no_certificate", Exit.REFUSED)
     clients.revoke(running.settings, name)
     assert error(call("/v1/voices")) == (403, "client_inactive")
 

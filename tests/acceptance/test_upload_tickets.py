@@ -8,14 +8,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import uuid4
 
 import httpx
 import pytest
 from installation import Installation, recordings
 from sqlalchemy import text
 
-from service import clients
 from service.client import Refused, VoiceClient, enrol_by_ticket
 from service.schema import opened
 
@@ -86,15 +84,6 @@ def test_a_body_of_unknown_size_is_cut_at_the_tickets(running: Installation, app
     headers = {"Authorization": f"Ticket {ticket}", "Content-Type": "multipart/form-data; boundary=x"}
     answer = app.post("/v1/enrolments", headers=headers, content=iter([head, bytes(4000), b"\r\n--x--\r\n"]))
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
-
-
-def test_a_revoked_backends_tickets_are_worth_nothing(running: Installation, app: httpx.Client) -> None:
-    name = f"backend-{uuid4().hex[:8]}"
-    folder = clients.add(running.settings, name, tenant="acceptance", roles=clients.ALL_ROLES)
-    with VoiceClient.from_folder(folder) as backend:
-        ticket = backend.ticket(consent(backend))["ticket"]
-    clients.revoke(running.settings, name)
-    assert refused(app, ticket) == (403, "client_inactive")
 
 
 def test_a_ticket_opens_nothing_else(running: Installation, app: httpx.Client) -> None:

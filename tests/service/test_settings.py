@@ -43,6 +43,13 @@ def test_an_unknown_name_is_refused_with_the_nearest_one():
         ("PUBLIC_BASE_URL", "https://me:secret@localhost"),
         ("PUBLIC_BASE_URL", "https://secret@localhost:8443"),
         ("PUBLIC_BASE_URL", "https://@localhost"),
+        ("BROWSER_ORIGINS", "*"),
+        ("BROWSER_ORIGINS", "null"),
+        ("BROWSER_ORIGINS", "https://app.example/"),
+        ("BROWSER_ORIGINS", "https://app.example,"),
+        ("BROWSER_ORIGINS", "https://app.example, https://secret.example"),
+        ("BROWSER_ORIGINS", "http://secret.example"),
+        ("BROWSER_ORIGINS", "http://localhost.secret.example"),
         ("DATABASE_URL", "postgresql+psycopg://me:secret@db/glottis"),
     ],
 )
@@ -51,6 +58,13 @@ def test_values_that_do_not_hold_are_refused_without_being_repeated(name, value)
         Settings.load({f"GLOTTIS_{name}": value})
     assert f"GLOTTIS_{name}" in str(refused.value)
     assert "secret" not in str(refused.value)
+
+
+def test_browsers_may_call_from_exactly_the_origins_that_are_set():
+    assert Settings.load({}).origins == ()
+    settings = Settings.load({"GLOTTIS_BROWSER_ORIGINS": "https://app.example:8443,http://localhost:8000"})
+    assert settings.origins == ("https://app.example:8443", "http://localhost:8000")
+    assert settings.of_site_b().origins == settings.origins
 
 
 def test_a_link_may_lead_to_the_state_folder(tmp_path: Path):
