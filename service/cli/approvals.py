@@ -184,7 +184,8 @@ def _signed(request: Request, roster: Roster, key: Path, *, yes: bool) -> Reques
     request.meaning()
     if not yes:
         click.confirm(f"Approve this as {person}?", abort=True, err=True)
-    return replace(request, approvals=(signed_by(request.operation, person, "approve", signer),))
+    others = tuple(one for one in request.approvals if (one.person, one.role) != (person, "approve"))
+    return replace(request, approvals=(*others, signed_by(request.operation, person, "approve", signer)))
 
 
 def _lines(request: Request, told: Mapping[str, Any]) -> Iterator[str]:
