@@ -25,7 +25,14 @@ import sqlalchemy
 from keyvault.database import metadata
 
 UNPRIVILEGED = "nobody"
-TABLES = ("keyvault.store", "keyvault.signing.store", "policies.store", "policies.audit.store", "policies.sets.store", "voiceprints.store")
+TABLES = (
+    "keyvault.store",
+    "keyvault.signing.store",
+    "policies.store",
+    "policies.audit.store",
+    "policies.sets.store",
+    "voiceprints.store",
+)
 # A killed process leaves its writes in the page cache: without fsync only a crash of the whole machine would lose them.
 SETTINGS = {"fsync": "off", "full_page_writes": "off", "jit": "off", "max_connections": "100", "shared_buffers": "32MB"}
 _names = itertools.count()

@@ -16,7 +16,15 @@ from alembic.migration import MigrationContext
 from keyvault.database import metadata
 from service import schema
 
-STORES = ("keyvault.store", "keyvault.signing.store", "keyvault.sync.store", "policies.store", "policies.audit.store", "policies.sets.store", "voiceprints.store")
+STORES = (
+    "keyvault.store",
+    "keyvault.signing.store",
+    "keyvault.sync.store",
+    "policies.store",
+    "policies.audit.store",
+    "policies.sets.store",
+    "voiceprints.store",
+)
 MAC = bytes(16)
 
 
