@@ -8,6 +8,7 @@ from dataclasses import replace
 from uuid import UUID, uuid4
 
 import pytest
+from fakes import FakeHsm
 from house import Device, House
 
 from keyvault.records import RecordMac
@@ -125,6 +126,16 @@ def test_a_challenge_and_a_pass_are_nobody_elses(booth, other):
         liveness.asked(challenge.text, booth.owner(**other))
     with pytest.raises(LivenessInvalid):
         liveness.presented(passed.text, booth.owner(**other))
+
+
+def test_another_sites_challenge_and_pass_are_none_of_ours(booth):
+    other = Liveness(RecordMac(FakeHsm()), booth.house.hsm.random, booth.house.clock)
+    challenge = other.ask(booth.owner())
+    assert other.asked(challenge.text, booth.owner()) == challenge
+    with pytest.raises(LivenessInvalid):
+        booth.house.liveness.asked(challenge.text, booth.owner())
+    with pytest.raises(LivenessInvalid):
+        booth.house.liveness.presented(other.passed(challenge, booth.owner()).text, booth.owner())
 
 
 def test_no_bit_of_a_challenge_or_a_pass_may_change(booth):

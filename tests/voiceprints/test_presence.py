@@ -6,6 +6,9 @@ that docs/threat-model.md names.
 
 from __future__ import annotations
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from uuid import UUID, uuid4
 
@@ -19,9 +22,18 @@ from policies.errors import GrantExpired, GrantMismatch
 from policies.grants import Grant, Purpose
 from policies.liveness import Challenge
 from policies.store import PolicyStore
-from voiceprints.errors import EmptyAudio, InvalidSamples, NotFresh, NotLive, QualityRefused, RecogniserUnavailable, RecordingUsed
+from voiceprints.errors import (
+    AudioTooLong,
+    EmptyAudio,
+    InvalidSamples,
+    NotFresh,
+    NotLive,
+    QualityRefused,
+    RecogniserUnavailable,
+    RecordingUsed,
+)
 from voiceprints.matching import Band
-from voiceprints.presence import Presence, owner_of
+from voiceprints.presence import AT_ONCE, LONGEST_S, Presence, owner_of
 
 DIGITS = "402607"
 NOISE = np.random.default_rng(3).normal(0, 0.1, 40_000).astype(np.float32)
@@ -145,6 +157,33 @@ def test_a_recording_that_began_before_its_digits_were_asked_does_not_pass(desk)
     with pytest.raises(NotFresh):
         desk.require(asked=challenge(desk.vault, ago=seconds - 2))
     desk.require(asked=challenge(desk.vault, ago=seconds))
+
+
+def test_a_long_recording_is_not_listened_to(desk):
+    with pytest.raises(AudioTooLong):
+        desk.require(np.resize(NOISE, 16_000 * LONGEST_S + 1))
+    desk.require(np.resize(NOISE, 16_000 * LONGEST_S))
+
+
+def test_no_more_listen_at_once_than_there_are_turns(desk):
+    listening, most, lock = 0, [0], threading.Lock()
+
+    def slow(*_: object) -> str:
+        nonlocal listening
+        with lock:
+            listening += 1
+            most[0] = max(most[0], listening)
+        time.sleep(0.05)
+        with lock:
+            listening -= 1
+        return DIGITS
+
+    booth = presence(desk.vault, matching=desk.matched, hear=slow)
+    with ThreadPoolExecutor(3 * AT_ONCE) as pool:
+        for number in range(3 * AT_ONCE):
+            pool.submit(booth.require, NOISE * np.float32(0.5 + number / 100), challenge(desk.vault), desk.grant())
+    assert most == [AT_ONCE]
+    assert len(desk.matched.asked) == 3 * AT_ONCE
 
 
 def test_what_is_no_recording_is_refused_before_anything_is_used_up(desk):
