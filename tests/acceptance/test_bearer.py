@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import jwt
 import pytest
-from installation import Installation
+from cli_here import glottis_here
+from installation import VARIABLES, Installation
 
-from service import step
 from service.client import Refused, VoiceClient
-from service.isolation import establish
 
 SPEECH, TEXT = "/v1/audio/speech", "Only the certificate says who asks."
 
 
-def allow(running: Installation, voice: str, *, allowed: bool) -> dict:
-    """As `glottis voices bearer` does it."""
-    isolation = establish(running.settings.state_dir, running.settings.site)
-    groups = isolation.database_groups(embedded=running.settings.embedded)
-    request = {"voice": voice, "allowed": allowed, "dry_run": False}
-    return step.call(running.settings, isolation.vault, "voices", groups=groups, call="bearer", request=request)
+def allow(running: Installation, voice: str, *more: str) -> dict[str, Any]:
+    done = glottis_here("voices", "bearer", voice, "--yes", "--json", *more, environ=VARIABLES | running.settings.environ())
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
 def spoken(client: VoiceClient, voice: str, headers: dict[str, str]) -> bytes:
@@ -38,13 +37,14 @@ def test_only_a_voice_that_allows_it_opens_for_the_certificate_alone(running: In
     with pytest.raises(Refused) as told:
         client.token("speak", voice=voice, text=TEXT, bearer=True)
     assert (told.value.status, told.value.code) == (401, "proof_required")
-    assert allow(running, voice, allowed=True)["changed"]
+    assert allow(running, voice)["changed"]
     try:
         both_ways(running, client, voice)
-        last = client.token("speak", voice=voice, text=TEXT, bearer=True)
     finally:
-        assert allow(running, voice, allowed=False)["changed"]
-    refused(client, voice, {"Authorization": f"Bearer {last}"}, (401, "proof_required"))
+        assert allow(running, voice, "--off")["changed"]
+    with pytest.raises(Refused) as told:
+        client.token("speak", voice=voice, text=TEXT, bearer=True)
+    assert told.value.code == "proof_required"
     assert client.speak(voice, TEXT)
 
 
@@ -52,7 +52,9 @@ def both_ways(running: Installation, client: VoiceClient, voice: str) -> None:
     def fresh() -> str:
         return client.token("speak", voice=voice, text=TEXT, bearer=True)
 
-    token = fresh()
+    options = ("studio", "speak", "POST", SPEECH, "--voice", voice, "--text", TEXT, "--bearer")
+    shown = glottis_here("headers", *options, environ=VARIABLES | running.settings.environ())
+    token = shown.stdout.removeprefix("Authorization: Bearer ").strip()
     assert spoken(client, voice, {"Authorization": f"Bearer {token}"})[:4] == b"RIFF"
     refused(client, voice, {"Authorization": f"Bearer {token}"}, (401, "token_replayed"))
     assert spoken(client, voice, {"xi-api-key": fresh()})[:4] == b"RIFF"

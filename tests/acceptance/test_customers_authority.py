@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import pytest
+from cli_here import glottis_here
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -61,9 +61,7 @@ class Device:
 
 
 def glottis(running: Installation, *arguments: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-P", "-m", "service.cli.main", "clients", *arguments]
-    environ = VARIABLES | running.settings.environ()
-    return subprocess.run(argv, env=environ, capture_output=True, text=True, check=False, timeout=60)
+    return glottis_here("clients", *arguments, environ=VARIABLES | running.settings.environ())
 
 
 def registering(device: Device) -> tuple[str, ...]:
@@ -95,7 +93,9 @@ def test_a_registered_certificate_of_a_trusted_authority_works_at_once_and_no_ot
     with known.client() as early, pytest.raises(httpx.TransportError):
         early.voices()
 
-    trusted = authorities.trust(running.settings, "acme", customer.pem.read_bytes())
+    done = glottis(running, "trust-ca", str(customer.pem), "--name", "acme", "--json")
+    trusted = json.loads(done.stdout)
+    assert trusted["sha256"] in glottis(running, "list-cas").stdout
     assert authorities.listed(running.settings) == [trusted]
     assert recorded(running, "authority.trusted") == 1
     with known.client() as early, pytest.raises(Refused) as told:
@@ -110,7 +110,8 @@ def test_a_registered_certificate_of_a_trusted_authority_works_at_once_and_no_ot
         other.voices()
     assert (told.value.status, told.value.code) == (401, "client_unknown")
 
-    assert authorities.distrust(running.settings, "acme") == trusted
+    assert "would no longer" in glottis(running, "distrust-ca", "acme", "--dry-run").stdout
+    assert glottis(running, "distrust-ca", "acme", "--yes").stdout == "acme is no longer trusted\n"
     with known.client() as client, pytest.raises(httpx.TransportError):
         client.voices()
     running.client("studio").voices()
