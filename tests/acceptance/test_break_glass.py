@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from hsm_fixtures import in_own_process
 from installation import Installation
 from sqlalchemy import text
@@ -19,13 +22,19 @@ from sqlalchemy import text
 from keyvault.key_uses import Place, acting
 from keyvault.records import RecordMac
 from keyvault.sync.store import SyncStore, lasting
+from policies.engine import SHIPPED
+from policies.sets.policy_set import APPROVED_ROLES, PERMISSIONS
+from service import clients
+from service.audit_bundles import verify_bundle
 from service.bringup import embedded_postgres, held, superuser_password
 from service.cli.main import cli
-from service.client import Refused
+from service.client import Refused, VoiceClient
+from service.errors import ClientAwaitsOfficers
 from service.isolation import establish
 from service.masters import connect, serving_token
 from service.schema import opened
 from service.settings import Settings
+from service.site import Site
 from service.sync.admin import ask
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
@@ -96,12 +105,46 @@ def glass(site: Installation, voice: str, refusal: str, filed: Callable[[float],
     assert said_of(site, voice) == refusal, "its time is over"
 
 
-def test_officers_break_the_glass_and_it_closes_again(new_installation: Callable[..., Installation]) -> None:
+def marked_clients_and_details(site: Installation, folder: Path) -> None:
+    """By the command line at two sites: a marked role, new keys that wait for officers, and details for one recipient."""
+    settings, own = site.settings, folder / "set"
+    (own / "cases").mkdir(parents=True)
+    for name in (PERMISSIONS, "cases/roles.json"):
+        (own / name).write_text((SHIPPED / name).read_text())
+    (own / APPROVED_ROLES).write_text('{"client_roles": ["enroller"]}')
+    filed = json.loads(glottis(settings, "policy", "propose", str(own), "--json"))
+    assert filed["needed"] == 2
+    approve(settings, filed["request"], 1, 3)
+    glottis(settings, "policy", "activate", filed["request"], "--yes")
+    with pytest.raises(ClientAwaitsOfficers) as waits:
+        clients.add(settings, "late", tenant="acceptance", roles=[clients.Role.ENROLLER, clients.Role.READER])
+    with pytest.raises(ClientAwaitsOfficers):
+        clients.finish(settings, "late", waits.value.request)
+    assert not settings.client_dir("late").exists()
+    approve(settings, waits.value.request, 1, 2)
+    glottis(settings, "clients", "add", "late", "--request", waits.value.request)
+    with VoiceClient.from_folder(settings.client_dir("late")) as late:
+        late.voices()
+
+    key, public, sealed, bundle = (folder / name for name in ("key", "public", "sealed", "bundle"))
+    private = ec.generate_private_key(ec.SECP256R1())
+    key.write_bytes(private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    public.write_bytes(private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    asked = ask(settings, "details_request", start=0, end=5, tenant="", recipient=public.read_text(), reason="a drill")
+    approve(settings, asked["request"], 1, 2)
+    glottis(settings, "audit", "export-details", "--request", asked["request"], "--out", str(sealed))
+    glottis(settings, "audit", "open-details", str(sealed), "--key", str(key), "--out", str(bundle))
+    assert verify_bundle(bundle, Site.load(settings.site_file).audit_key.fingerprint).holds
+    assert "disclosed" in bundle.read_text()
+
+
+def test_officers_break_the_glass_and_it_closes_again(new_installation: Callable[..., Installation], tmp_path: Path) -> None:
     site = new_installation(GLOTTIS_SITES="2", GLOTTIS_VAULT_WORKERS="1", GLOTTIS_PEER_AGE_HOURS="1")
     site.start()
     settings = site.settings
     voice = site.voice()
     until(site, voice, "speaks")
+    marked_clients_and_details(site, tmp_path)
 
     site.stop()
     postgres = embedded_postgres(settings, establish(settings.state_dir, settings.site))
