@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -148,8 +149,21 @@ def _template(postgres: PostgresForTests) -> str:
 @pytest.fixture
 def database(postgres: PostgresForTests, _template: str) -> Iterator[sqlalchemy.Engine]:
     """An engine on a fresh database with every table of `keyvault.database.metadata`; dropped after the test."""
+    with _fresh(postgres, _template) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def module_database(postgres: PostgresForTests, _template: str) -> Iterator[sqlalchemy.Engine]:
+    """The same for all tests of a module that get along with each other's rows: to make one costs more than most tests."""
+    with _fresh(postgres, _template) as engine:
+        yield engine
+
+
+@contextmanager
+def _fresh(postgres: PostgresForTests, template: str) -> Iterator[sqlalchemy.Engine]:
     name = f"test_{os.getpid()}_{next(_names)}"
-    _administer(postgres, f"CREATE DATABASE {name} TEMPLATE {_template}")
+    _administer(postgres, f"CREATE DATABASE {name} TEMPLATE {template}")
     engine = sqlalchemy.create_engine(postgres.url(name), pool_size=16)
     yield engine
     engine.dispose()

@@ -10,6 +10,8 @@ from uuid import UUID, uuid4
 import pytest
 from fakes import FakeHsm
 from house import Device, House
+from hsm_fixtures import ServingToken
+from sqlalchemy import Engine
 
 from keyvault.records import RecordMac
 from policies import jws
@@ -39,7 +41,7 @@ class Booth:
     """A house with a client and a voice that demands liveness."""
 
     def __init__(self, house: House, *terms: VoiceTerm, **consent: object) -> None:
-        self.house, self.device = house, house.client()
+        self.house, self.device = house, house.client(f"app-{uuid4()}")
         self.voice = house.voice(**consent)
         self.demand(self.voice, *terms)
 
@@ -48,7 +50,7 @@ class Booth:
             self.house.registry.set_voice_terms(transaction, voice, terms or (VoiceTerm.LIVENESS,))
 
     def owner(self, **other: object) -> Owner:
-        return replace(Owner("acme", "app", self.voice), **other)
+        return replace(Owner("acme", self.device.client_id, self.voice), **other)
 
     def challenge(self) -> Challenge:
         return self.house.liveness.ask(self.owner())
@@ -79,6 +81,18 @@ class Booth:
 
     def compare(self, token: str):
         return self.house.gate.admit(self.house.call(self.device, token, Purpose.COMPARE, self.voice))
+
+
+@pytest.fixture(scope="module")
+def everyones(module_database: Engine, serving_token: ServingToken) -> House:
+    return House(module_database, serving_token.hsm)
+
+
+@pytest.fixture
+def house(everyones: House) -> House:
+    """One house for all tests: each has a client and a voice of its own."""
+    everyones.clock.offset, everyones.clock.stopped = 0.0, None
+    return everyones
 
 
 @pytest.fixture
@@ -210,12 +224,12 @@ def test_a_voice_that_demands_liveness_gives_no_token_without(booth):
 
 
 def test_any_other_voice_needs_no_pass(house):
-    device, voice = house.client(), house.voice()
+    device, voice = house.client(f"app-{uuid4()}"), house.voice()
     assert "liveness" not in claims_of(house.token(device, Purpose.COMPARE, voice))
 
 
 def test_another_clients_pass_is_worth_nothing(booth):
-    other = booth.house.client("app2")
+    other = booth.house.client(f"other-{uuid4()}")
     with pytest.raises(LivenessInvalid):
         booth.token(booth.answered().text, device=other)
 
@@ -294,7 +308,7 @@ def test_a_refused_use_leaves_the_pass_good(booth):
 
 def test_a_challenge_is_answered_once_and_a_refused_answer_uses_nothing_up(booth):
     challenge = booth.challenge()
-    stranger = booth.house.client("app2")
+    stranger = booth.house.client(f"other-{uuid4()}")
     with pytest.raises(LivenessInvalid):
         booth.house.gate.admit(booth.call(challenge.text, device=stranger))
     grant = booth.house.gate.admit(booth.call(challenge.text))
@@ -355,7 +369,7 @@ def test_the_demand_ends_when_the_operator_ends_it(booth):
 
 
 def test_a_demand_that_comes_after_the_token_holds_at_the_gate(house):
-    device, voice = house.client(), house.voice()
+    device, voice = house.client(f"app-{uuid4()}"), house.voice()
     token = house.token(device, Purpose.COMPARE, voice)
     with house.database.begin() as transaction:
         house.registry.set_voice_terms(transaction, voice, (VoiceTerm.LIVENESS,))
@@ -369,9 +383,12 @@ def test_a_recording_counts_once_for_its_voice_and_is_forgotten_with_it(booth):
         assert store.use_recording(transaction, booth.voice, digest)
         assert not store.use_recording(transaction, booth.voice, digest)
         assert store.use_recording(transaction, second, digest)
-        assert digest not in {bytes(row[0]) for row in transaction.exec_driver_sql("SELECT fingerprint FROM used_recording")}
+        kept = {(row[0], bytes(row[1])) for row in transaction.exec_driver_sql("SELECT voice_id, fingerprint FROM used_recording")}
+        assert {voice for voice, _ in kept} == {booth.voice, second}
+        assert digest not in {fingerprint for _, fingerprint in kept}
         store.forget_voice(transaction, booth.voice)
-        assert transaction.exec_driver_sql("SELECT count(*) FROM used_recording").scalar() == 1
+        left = {row[0] for row in transaction.exec_driver_sql("SELECT voice_id FROM used_recording")}
+        assert left == {second}
 
 
 # --- who may ask
@@ -380,8 +397,8 @@ def test_a_recording_counts_once_for_its_voice_and_is_forgotten_with_it(booth):
 def test_who_may_not_open_the_voice_is_not_heard(house):
     voice = house.voice(purposes=["identify"])
     with pytest.raises(ConsentPurpose):
-        house.token(house.client(), Purpose.LIVENESS, voice)
-    reader = house.client("reader", roles=(Role.READER, Role.ENROLLER))
+        house.token(house.client(f"app-{uuid4()}"), Purpose.LIVENESS, voice)
+    reader = house.client(f"reader-{uuid4()}", roles=(Role.READER, Role.ENROLLER))
     with pytest.raises(Denied):
         house.token(reader, Purpose.LIVENESS, house.voice())
 

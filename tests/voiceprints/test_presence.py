@@ -14,7 +14,9 @@ from uuid import UUID, uuid4
 
 import numpy as np
 import pytest
+from hsm_fixtures import ServingToken
 from spoken import Say, in_words
+from sqlalchemy import Engine
 from vault import SmallVault
 
 from keyvault.records import RecordMac
@@ -22,6 +24,8 @@ from policies.errors import GrantExpired, GrantMismatch
 from policies.grants import Grant, Purpose
 from policies.liveness import Challenge
 from policies.store import PolicyStore
+from voiceprints.activity import Activity
+from voiceprints.encoder import Encoder
 from voiceprints.errors import (
     AudioTooLong,
     EmptyAudio,
@@ -54,8 +58,8 @@ def presence(vault: SmallVault, **changed: object) -> Presence:
 # --- the whole, with a real voice
 
 
-def test_only_the_speaker_who_says_the_digits_passes(vault, say: Say, ben):
-    voice = vault.enrol([say(text) for text in TEXTS])
+def test_only_the_speaker_who_says_the_digits_passes(small, say: Say, ben):
+    vault, voice = small, small.enrol([say(text) for text in TEXTS])
     booth, answer = presence(vault), say(in_words(DIGITS))
 
     def grant(**changed: object) -> Grant:
@@ -114,9 +118,15 @@ class Desk:
         booth.require(recording, asked or challenge(self.vault), grant or self.grant())
 
 
+@pytest.fixture(scope="module")
+def small(serving_token: ServingToken, module_database: Engine, activity: Activity, encoder: Encoder) -> SmallVault:
+    return SmallVault(serving_token, module_database, activity, encoder)
+
+
 @pytest.fixture
-def desk(vault: SmallVault) -> Desk:
-    return Desk(vault)
+def desk(small: SmallVault) -> Desk:
+    """A voice of its own for each test, in one vault."""
+    return Desk(small)
 
 
 def test_a_recording_counts_once_whatever_came_of_it(desk):
