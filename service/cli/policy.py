@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from policies import cases
-from policies.authority import Client, ClientState, Role, Voice, VoiceState
+from policies.authority import Client, ClientState, Role, Voice, VoiceState, VoiceTerm
 from policies.consent import CONSENT_PURPOSES, EVERYWHERE, Consent, ConsentState
 from policies.engine import SHIPPED, PolicyEngine, Question
 from policies.errors import PolicySetInvalid
@@ -110,6 +110,8 @@ def _choice(kind: Any) -> click.Choice[str]:
 @click.option("--no-role", is_flag=True, help="The client has no role.")
 @click.option("--client-state", type=_choice(ClientState), default="active", show_default=True)
 @click.option("--voice-state", type=_choice(VoiceState), default="active", show_default=True)
+@click.option("--voice-term", "terms", type=_choice(VoiceTerm), multiple=True, help="What differs for the voice; may be repeated.")
+@click.option("--live", is_flag=True, help="The voice's speaker just answered a liveness nonce.")
 @click.option("--no-voice", is_flag=True, help="There is no such voice.")
 @click.option(
     "--consent-purpose", "purposes", type=click.Choice(sorted(CONSENT_PURPOSES)), multiple=True, help="Default: every one."
@@ -162,6 +164,7 @@ def _questions(said: dict[str, Any], now: datetime) -> tuple[Question, Question]
         client=_client(client, said),
         voice=None if said["no_voice"] else _voice(voice, said),
         consent=None if said["no_consent"] else _consent(consent, said, now),
+        live=said["live"],
     )
     return honest, asked
 
@@ -172,7 +175,8 @@ def _client(honest: Client, said: dict[str, Any]) -> Client:
 
 
 def _voice(honest: Voice, said: dict[str, Any]) -> Voice:
-    return replace(honest, tenant=said["voice_tenant"] or honest.tenant, state=VoiceState(said["voice_state"]))
+    tenant, state = said["voice_tenant"] or honest.tenant, VoiceState(said["voice_state"])
+    return replace(honest, tenant=tenant, state=state, terms=tuple(sorted(said["terms"])))
 
 
 def _consent(honest: Consent, said: dict[str, Any], now: datetime) -> Consent:

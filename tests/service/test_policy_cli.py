@@ -95,6 +95,8 @@ def test_show_lists_every_policy_with_its_sentence():
         (("enrol", "--consent-state", "withdrawn"), ["consent.active"], "consent_withdrawn"),
         (("speak", "--territory", "DE", "--consent-territory", "FR"), ["consent.territory"], "consent_territory"),
         (("speak", "--voice-state", "suspended"), ["base.voice-active"], "voice_suspended"),
+        (("speak", "--voice-term", "liveness"), ["liveness.demanded"], "liveness_required"),
+        (("speak", "--voice-term", "liveness", "--live"), ["role.speaker"], None),
         (("read", "--client-state", "revoked"), ["base.client-active"], "client_inactive"),
         (("compare", "--voice-tenant", "b"), ["base.tenant-isolation"], "voice_unknown"),
         (("enrol", "--consent-tenant", "b"), ["consent.tenant"], "consent_unknown"),
