@@ -142,33 +142,36 @@ def test_a_ticket_out_of_time(house, tickets):
     tickets.redeem(made.ticket)
 
 
-@pytest.mark.parametrize("guess", ["", "x", "A" * 43, "A" * 44, "é" * 43, "A" * 42 + "\n", "%27" * 20])
-def test_what_is_no_ticket_is_counted_and_not_recorded(house, tickets, guess):
+def test_what_is_no_ticket_is_counted_and_not_recorded(house, tickets):
+    guesses = ["", "x", "A" * 43, "A" * 44, "é" * 43, "A" * 42 + "\n", "%27" * 20]
     intents = house.count("intent")
-    for use in (tickets.look, tickets.redeem):
-        with pytest.raises(caller_errors.TicketUnknown):
-            use(guess)
+    for guess in guesses:
+        for use in (tickets.look, tickets.redeem):
+            with pytest.raises(caller_errors.TicketUnknown):
+                use(guess)
     assert house.count("intent") == intents
-    assert house.refusals.codes == {"ticket_unknown": 2}
+    assert house.refusals.codes == {"ticket_unknown": 2 * len(guesses)}
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        "max_bytes = max_bytes + 1",
-        "expires_at = expires_at + interval '1 minute'",
-        "client_id = 'other'",
-        "tenant = 'other'",
-        "consent_id = gen_random_uuid()",
-        "mac = decode(repeat('00', 16), 'hex')",
-    ],
-)
-def test_a_ticket_changed_in_the_database_is_refused(house, tickets, change):
+CHANGES = [
+    "max_bytes = max_bytes + 1",
+    "expires_at = expires_at + interval '1 minute'",
+    "client_id = 'other'",
+    "tenant = 'other'",
+    "consent_id = gen_random_uuid()",
+    "mac = decode(repeat('00', 16), 'hex')",
+]
+
+
+def test_a_ticket_changed_in_the_database_is_refused(house, tickets):
     house.client("other", "other")
-    made = ticket(house, tickets, house.client())
-    house.edit(f"UPDATE upload_ticket SET {change}")
-    with pytest.raises(errors.AuthorityRowTampered):
-        tickets.redeem(made.ticket)
+    device = house.client()
+    for change in CHANGES:
+        made = ticket(house, tickets, device)
+        house.edit(f"UPDATE upload_ticket SET {change}")
+        with pytest.raises(errors.AuthorityRowTampered):
+            tickets.redeem(made.ticket)
+        house.edit("DELETE FROM upload_ticket")
 
 
 def test_a_used_ticket_put_back_stays_used(house, tickets):
@@ -202,10 +205,11 @@ def test_a_ticket_makes_no_tickets_and_opens_nothing(house, tickets):
         grant.recheck(house.clock(), key=grant.token.key)
 
 
-@pytest.mark.parametrize(("max_bytes", "lifetime_s"), [(1, 601), (1, 0), (0, 1)])
-def test_tickets_have_bounds(house, tickets, max_bytes, lifetime_s):
-    with pytest.raises(ValueError, match="lifetime or size"):
-        ticket(house, tickets, house.client(), max_bytes=max_bytes, lifetime_s=lifetime_s)
+def test_tickets_have_bounds(house, tickets):
+    device = house.client()
+    for max_bytes, lifetime_s in ((1, 601), (1, 0), (0, 1)):
+        with pytest.raises(ValueError, match="lifetime or size"):
+            ticket(house, tickets, device, max_bytes=max_bytes, lifetime_s=lifetime_s)
 
 
 def test_a_ticket_is_for_who_may_enrol(house, tickets):
