@@ -115,7 +115,8 @@ class VerifiedProof:
 class Grant:
     """One admitted request. `intent_id` is its durable audit intent; the transaction that wrote it has committed.
 
-    `proof` is None exactly where the token is bound to its certificate alone.
+    `proof` is None exactly where the token is bound to its certificate alone, and where an upload ticket stands for a token
+    (`policies.tickets`): that one names a key, so without a proof it opens nothing.
     """
 
     token: VerifiedToken
