@@ -14,11 +14,11 @@ from typing import Any
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 
-from service import step
 from service.errors import AuthorityMissing, AuthorityRefused
 from service.holding import require_running
 from service.isolation import establish
 from service.settings import Settings
+from service.sync.admin import ask
 
 FOLDER = "authorities"
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
@@ -27,7 +27,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 def trust(settings: Settings, name: str, pem: bytes) -> dict[str, Any]:
     """Take certificates of this authority (one certificate, PEM) from the next handshake on; returns its facts.
 
-    Raises AuthorityRefused for what is no authority's certificate in its time, or under a name that another one has; StepFailed.
+    Raises AuthorityRefused for what is no authority's certificate in its time, or under a name that another one has; SiteRefused.
     """
     _check(name)
     certificate = _authority(pem)
@@ -43,7 +43,7 @@ def trust(settings: Settings, name: str, pem: bytes) -> dict[str, Any]:
 
 
 def distrust(settings: Settings, name: str) -> dict[str, Any]:
-    """Take no certificate of this authority any more, from the next handshake on. Raises AuthorityMissing, StepFailed."""
+    """Take no certificate of this authority any more, from the next handshake on. Raises AuthorityMissing, SiteRefused."""
     _check(name)
     place = _place(settings, name)
     if not place.exists():
@@ -84,11 +84,9 @@ def _told(name: str, certificate: x509.Certificate) -> dict[str, Any]:
 
 
 def _record(settings: Settings, action: str, told: dict[str, Any]) -> None:
-    """The entry in the audit log, before anything is done: without it nothing is. Raises NotRunning, StepFailed."""
+    """The entry in the audit log, before anything is done: without it nothing is. Raises NotRunning, SiteRefused."""
     require_running(settings)
-    isolation = establish(settings.state_dir, settings.site)
-    groups = isolation.database_groups(embedded=settings.embedded)
-    step.call(settings, isolation.vault, "record_authority", groups=groups, action=action, name=told["name"], sha256=told["sha256"])
+    ask(settings, "record_authority", action=action, name=told["name"], sha256=told["sha256"])
 
 
 def _place(settings: Settings, name: str) -> Path:

@@ -33,13 +33,13 @@ from service.errors import (
     ClientNameRefused,
     RequestRefused,
     RequestUnreadable,
-    StepFailed,
     TenantRefused,
 )
 from service.holding import require_running
 from service.isolation import Account, establish
 from service.settings import Settings
 from service.shapes import tenant_of
+from service.sync.admin import SiteRefused, ask
 
 ALL_ROLES = tuple(Role)
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
@@ -57,7 +57,7 @@ def add(settings: Settings, name: str, *, tenant: str, roles: Sequence[Role], re
     """Make keys, certificate and row of a development client; returns its folder, `clients/NAME`.
 
     Glottis must be running. With `replace` it is `rotate`: tenant and roles stay as they were registered.
-    Raises ClientNameRefused, TenantRefused, ClientExists, StepFailed; nothing is left behind then.
+    Raises ClientNameRefused, TenantRefused, ClientExists, SiteRefused; nothing is left behind then.
     """
     if replace:
         return rotate(settings, name)
@@ -71,7 +71,7 @@ def add(settings: Settings, name: str, *, tenant: str, roles: Sequence[Role], re
 def rotate(settings: Settings, name: str) -> Path:
     """Give a development client new keys; its old ones end with the next request. Returns its folder.
 
-    Raises ClientNameRefused, ClientMissing, StepFailed; the old keys hold then.
+    Raises ClientNameRefused, ClientMissing, SiteRefused; the old keys hold then.
     """
     _check(name)
     return _with_new_keys(settings, name, lambda request, jkt: renew(settings, request, name, jkt=jkt))
@@ -104,7 +104,7 @@ def finish(settings: Settings, name: str, request: str) -> Path:
 def change_roles(settings: Settings, name: str, roles: Sequence[Role]) -> dict[str, Any]:
     """Give a client these roles in place of those it has; returns its row.
 
-    Raises ClientNameRefused, ClientMissing, StepFailed, and ClientAwaitsOfficers: given again once they approved, it is done.
+    Raises ClientNameRefused, ClientMissing, SiteRefused, and ClientAwaitsOfficers: given again once they approved, it is done.
     """
     _check(name)
     return _registered(settings, "change_client_roles", client=name, roles=[role.value for role in roles])
@@ -113,7 +113,6 @@ def change_roles(settings: Settings, name: str, roles: Sequence[Role]) -> dict[s
 def _asked(settings: Settings, request: str) -> Mapping[str, Any]:
     """The facts of a request about a client, as its signatures cover them."""
     from keyvault.approval_kinds import Kind, Request  # only this reads requests
-    from service.sync.admin import ask
 
     found = Request.decode(base64.b64decode(ask(settings, "approval", name=request)["request"], validate=True))
     if found.meaning().kind is not Kind.CLIENT:
@@ -124,7 +123,7 @@ def _asked(settings: Settings, request: str) -> Mapping[str, Any]:
 def revoke(settings: Settings, name: str) -> dict[str, Any]:
     """End a client for good: from the next request on it is refused by every worker, also with tokens in hand.
 
-    Returns its row, and `changed`: False if it was revoked before. Raises ClientNameRefused, ClientMissing, StepFailed.
+    Returns its row, and `changed`: False if it was revoked before. Raises ClientNameRefused, ClientMissing, SiteRefused.
     """
     _check(name)
     return _registered(settings, "revoke_client", client=name)
@@ -135,7 +134,7 @@ def invite(
 ) -> dict[str, Any]:
     """A one-time `code`, and when it ends, for a browser that is to become the client `name`.
 
-    Raises ClientNameRefused, TenantRefused, StepFailed.
+    Raises ClientNameRefused, TenantRefused, SiteRefused.
     """
     _check(name)
     _check_tenant(tenant)
@@ -144,14 +143,14 @@ def invite(
 
 
 def listed(settings: Settings) -> list[dict[str, Any]]:
-    """Every registered client by name: tenant, roles, state and thumbprints. Raises StepFailed."""
+    """Every registered client by name: tenant, roles, state and thumbprints. Raises SiteRefused."""
     return list(_registered(settings, "list_clients")["clients"])
 
 
 def quota(settings: Settings, name: str, *, voice: bool = False, changes: Mapping[str, int] | None = None) -> dict[str, Any]:
     """What a client (or, with `voice`, the voice of this id) may use: see `policies.quotas.Limits`. `*` is everyone.
 
-    Limits given in `changes` are set first. Raises ClientNameRefused, ClientMissing, StepFailed.
+    Limits given in `changes` are set first. Raises ClientNameRefused, ClientMissing, SiteRefused.
     """
     if voice and name != EVERYONE:
         try:
@@ -173,7 +172,7 @@ def issue(settings: Settings, request: bytes, name: str, *, tenant: str, roles: 
 
 
 def renew(settings: Settings, request: bytes, name: str, *, jkt: str) -> Issued:
-    """The same for a client that is registered: its old certificate and DPoP key end. Raises ClientMissing, StepFailed."""
+    """The same for a client that is registered: its old certificate and DPoP key end. Raises ClientMissing, SiteRefused."""
     pem, thumbprint = _certificate(settings, request, name)
     return Issued(pem, _issued(pem, settings, "rotate_client", client=name, cert_sha256=thumbprint, jkt=jkt))
 
@@ -183,7 +182,7 @@ def accept(settings: Settings, name: str, certificate: bytes, *, tenant: str, ro
     trusted here (`service.authorities`); returns its row.
 
     Clients' rows do not travel between the sites: who may call is said at each site, and revoked at each. Raises
-    RequestRefused for a certificate that the edge would not take, ClientNameRefused, TenantRefused, StepFailed.
+    RequestRefused for a certificate that the edge would not take, ClientNameRefused, TenantRefused, SiteRefused.
     """
     from service.edge.authorities import Authorities, CertificateRefused  # only this asks what the edge asks
 
@@ -266,15 +265,13 @@ def _certificate(settings: Settings, request: bytes, name: str) -> tuple[bytes, 
 
 
 def _registered(settings: Settings, registering: str, **facts: Any) -> dict[str, Any]:
-    """One step of the registration, under the vault's user."""
+    """One command of the site process, which holds the keys that rows are written with."""
     require_running(settings)
-    isolation = establish(settings.state_dir, settings.site)
-    groups = isolation.database_groups(embedded=settings.embedded)
     try:
-        answer = step.call(settings, isolation.vault, registering, groups=groups, **facts)
-    except StepFailed as failed:
-        if failed.cause == ClientUnknown.code:
-            raise ClientMissing(f"there is no client {facts.get('client', facts.get('name'))}") from failed
+        answer = ask(settings, registering, **facts)
+    except SiteRefused as refused:
+        if refused.code == ClientUnknown.code:
+            raise ClientMissing(f"there is no client {facts.get('client', facts.get('name'))}") from refused
         raise
     if "request" in answer:
         raise ClientAwaitsOfficers(str(answer["request"]), int(answer["needed"]))

@@ -10,9 +10,6 @@ from typing import Any
 from uuid import UUID
 
 from keyvault.database import Database, Transaction
-from keyvault.hsm import Hsm
-from keyvault.key_uses import Place
-from keyvault.records import RecordMac
 from policies.audit.store import AuditStore
 from policies.authority import Client, ClientState, Role
 from policies.browsers import Invited, invite
@@ -23,11 +20,6 @@ from policies.quotas import EVERYONE, Limits, Scope
 from policies.registry import Registry
 from policies.store import PolicyStore, durable
 from service.client_approvals import ClientApprovals
-from service.inboxes import inbox_of, roster_in_force
-from service.masters import serving_token
-from service.policy_sets import ActiveSet
-from service.schema import opened
-from service.settings import Settings
 
 _OPERATOR = "glottis"
 """Whose entry a listing is: it is about no one client or tenant."""
@@ -147,30 +139,3 @@ class Registration:
         facts: Facts = {"certificate": client.cert_sha256, "jkt": client.jkt, "roles": " ".join(sorted(client.roles))}
         self._audit.append(transaction, Intent(action, "allowed", client.tenant, client.client_id, None, "clients", facts))
         return client
-
-
-@contextmanager
-def registration(settings: Settings) -> Iterator[Registration]:
-    """The registration of this site, with the serving token and the vault's database role."""
-    with _serving(settings, Place.CLIENTS) as (database, hsm):
-        audit, roster = AuditStore(database, hsm), roster_in_force(settings, database, hsm)
-        officers = ClientApprovals(
-            database=database,
-            active=ActiveSet(hsm, settings.site, settings.roster_file),
-            inbox=inbox_of(settings, database, hsm, audit, roster),
-            roster=roster,
-            site=settings.site,
-        )
-        yield Registration(database, PolicyStore(RecordMac(hsm)), audit, officers)
-
-
-def check_records(settings: Settings) -> int:
-    """Check every audit record with the serving token (`AuditStore.check_macs`); returns their number. Raises AuditTampered."""
-    with _serving(settings, Place.AUDIT) as (database, hsm):
-        return AuditStore(database, hsm).check_macs()
-
-
-@contextmanager
-def _serving(settings: Settings, home: Place) -> Iterator[tuple[Database, Hsm]]:
-    with opened(settings.role_url("vault")) as database, serving_token(settings, database, home) as hsm:
-        yield database, hsm

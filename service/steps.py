@@ -12,10 +12,8 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
@@ -31,7 +29,6 @@ from keyvault.pkcs11_hsm import Pkcs11Hsm
 from keyvault.pkcs11_start import Module, Token, TokenConfig
 from keyvault.refusals import answers_to_unwraps
 from policies.audit.errors import AuditTampered
-from policies.authority import Client
 from service import certificates
 from service.authority_key import TokenPrivateKey
 from service.isolation import Account, harden_process
@@ -106,76 +103,6 @@ def prepare_schema(_: Settings, *, admin_url: str | None, owner_url: str, passwo
     return {}
 
 
-def register_client(settings: Settings, *, client: str, tenant: str, roles: Sequence[str], cert_sha256: str, jkt: str) -> Answer:
-    """Register a client, together with the log entry that says so."""
-    from service.registration import registration
-
-    with registration(settings) as clients:
-        return _or_awaited(lambda: clients.register(client, tenant, roles, cert_sha256, jkt))
-
-
-def rotate_client(settings: Settings, *, client: str, cert_sha256: str, jkt: str) -> Answer:
-    """Give a client new keys; tenant and roles stay."""
-    from service.registration import registration
-
-    with registration(settings) as clients:
-        return _or_awaited(lambda: clients.rotate(client, cert_sha256, jkt))
-
-
-def change_client_roles(settings: Settings, *, client: str, roles: Sequence[str]) -> Answer:
-    """Give a client other roles."""
-    from service.registration import registration
-
-    with registration(settings) as clients:
-        return _or_awaited(lambda: clients.change_roles(client, roles))
-
-
-def revoke_client(settings: Settings, *, client: str) -> Answer:
-    """End a client for good."""
-    from service.registration import registration
-
-    with registration(settings) as clients:
-        revoked, changed = clients.revoke(client)
-        return _client(revoked) | {"changed": changed}
-
-
-def invite_browser(
-    settings: Settings, *, client: str, tenant: str, roles: Sequence[str], voice: str | None, lifetime_s: int
-) -> Answer:
-    """A one-time code for a browser that is to become this client."""
-    from service.registration import registration
-
-    with registration(settings) as clients:
-        made = clients.invite(client, tenant, roles, UUID(voice) if voice else None, lifetime_s)
-        return {"code": made.code, "expires_at": made.expires_at.isoformat()}
-
-
-def quota(settings: Settings, *, scope: str, name: str, changes: Mapping[str, int] | None) -> Answer:
-    """The limits of a client or voice, set first where changes are given."""
-    from policies.quotas import Scope
-    from service.registration import registration
-
-    with registration(settings) as clients:
-        return asdict(clients.quota(Scope(scope), name, changes))
-
-
-def record_authority(settings: Settings, *, action: str, name: str, sha256: str) -> Answer:
-    """Write down that a customer's authority is trusted, or no longer."""
-    from service.registration import registration
-
-    with registration(settings) as clients:
-        clients.authority(action, name, sha256)
-    return {}
-
-
-def list_clients(settings: Settings) -> Answer:
-    """Every client, each row with its MAC checked."""
-    from service.registration import registration
-
-    with registration(settings) as clients:
-        return {"clients": [_client(client) for client in clients.clients()]}
-
-
 def voices(settings: Settings, *, call: str, request: Mapping[str, Any]) -> Answer:
     """One of the operator's calls on voices; a new key is the only one that opens any."""
     from service import voices as known
@@ -185,7 +112,7 @@ def voices(settings: Settings, *, call: str, request: Mapping[str, Any]) -> Answ
 
 def check_audit(settings: Settings) -> Answer:
     """Every audit record's MAC, counter and leaf: the number of `rows`, or the first bad one under `tampered`."""
-    from service.registration import check_records
+    from service.audit_records import check_records
 
     try:
         return {"rows": check_records(settings)}
@@ -263,14 +190,6 @@ STEPS: Mapping[str, Callable[..., Answer]] = {
     "issue_site": issue_site,
     "prepare_site": prepare_site,
     "prepare_schema": prepare_schema,
-    "register_client": register_client,
-    "rotate_client": rotate_client,
-    "change_client_roles": change_client_roles,
-    "revoke_client": revoke_client,
-    "quota": quota,
-    "invite_browser": invite_browser,
-    "list_clients": list_clients,
-    "record_authority": record_authority,
     "make_checkpoint_key": make_checkpoint_key,
     "probe_token": probe_token,
     "check_audit": check_audit,
@@ -294,29 +213,6 @@ def _officer(settings: Settings) -> Iterator[Hsm]:
         yield hsm
     finally:
         hsm.close()
-
-
-def _or_awaited(change: Callable[[], Client]) -> Answer:
-    """The client's row, or the request that officers must approve first."""
-    from service.client_approvals import OfficersAwaited
-
-    try:
-        return _client(change())
-    except OfficersAwaited as waits:
-        return {"request": waits.request, "needed": waits.needed}
-
-
-def _client(client: Client) -> Answer:
-    """A client's row for people: thumbprints, no keys."""
-    return {
-        "client": client.client_id,
-        "tenant": client.tenant,
-        "roles": list(client.roles),
-        "state": client.state.value,
-        "certificate": client.cert_sha256,
-        "jkt": client.jkt,
-        "voice": None if client.voice_id is None else str(client.voice_id),
-    }
 
 
 def _pem(certificate: x509.Certificate) -> str:

@@ -24,12 +24,15 @@ from policies.audit.details import Details
 from policies.audit.store import AuditStore
 from policies.store import PolicyStore
 from service.approving import ApprovalCommands, site_inbox
+from service.client_approvals import ClientApprovals
+from service.client_commands import ClientCommands
 from service.detail_exports import DetailCommands
 from service.key_events import KeyEventRecorder
 from service.keys import DrivenMasters, KeyCommands, KeyParts
 from service.masters import connect, serving_token
 from service.officers import read_roster
 from service.policy_sets import ActiveSet, PolicyCommands
+from service.registration import Registration
 from service.replication import VoiceRows
 from service.settings import Settings
 from service.signing import SignerCommands
@@ -75,6 +78,17 @@ class SiteService:
     def approvals(self) -> ApprovalCommands:
         """The commands on officers' requests."""
         return ApprovalCommands(self.inbox, self.node, self.coordinator, self.driving)
+
+    def clients(self) -> ClientCommands:
+        """The commands on clients."""
+        audit, store = AuditStore(self.database, self.hsm), PolicyStore(RecordMac(self.hsm))
+        active = ActiveSet(self.hsm, self.settings.site, self.settings.roster_file)
+
+        def registration() -> Registration:
+            officers = ClientApprovals(self.database, active, self.inbox, self.node.ledger.roster, self.settings.site)
+            return Registration(self.database, store, audit, officers)
+
+        return ClientCommands(registration)
 
     def details(self) -> DetailCommands:
         """The commands on the audit log's sealed details."""

@@ -45,11 +45,17 @@ class Commands:
         drive = (self.exchange, self.resume, self.repair, self.install, self.change_states, self.transact, self.act)
         read = (self.status, self.verify, self.history, self.propose_roster, self.propose_act, self.expect)
         own: dict[str, Call] = {call.__name__: call for call in (*drive, *read, self.break_glass, self.seal_backup)}
-        desks = (self.site.keys(), self.site.signers(), self.site.approvals(), self.site.policies(), self.site.details())
-        calls = own | {name: call for desk in desks for name, call in desk.calls().items()}
-        places = dict.fromkeys(self.site.signers().calls(), Place.SITE_SIGNERS)
-        places |= dict.fromkeys(self.site.details().calls(), Place.SITE_DETAILS)
-        return {name: acting(places.get(name, Place.SITE_COMMAND))(call) for name, call in calls.items()}
+        site = self.site
+        placed: Sequence[tuple[Place, Mapping[str, Call]]] = (
+            *(
+                (Place.SITE_COMMAND, calls)
+                for calls in (own, site.keys().calls(), site.approvals().calls(), site.policies().calls())
+            ),
+            (Place.SITE_SIGNERS, site.signers().calls()),
+            (Place.SITE_DETAILS, site.details().calls()),
+            (Place.CLIENTS, site.clients().calls()),
+        )
+        return {name: acting(place)(call) for place, calls in placed for name, call in calls.items()}
 
     def ready(self) -> bool:
         """Whether this site's token and state answer."""
