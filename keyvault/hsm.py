@@ -36,6 +36,8 @@ class KeyName(StrEnum):
 
 ROTATING = (KeyName.TOKEN_SIGNER, KeyName.PROVENANCE_SIGNER)
 """Signing keys of the serving token that have versions. The first one's label is the name alone, as tokens hold it from before."""
+VERSIONED = (*ROTATING, KeyName.CHECKPOINT_SIGNER)
+"""These and the audit log's, whose versions follow each other by a hand-over in the log itself."""
 
 
 def signer_label(key: KeyName, version: int) -> str:
@@ -183,7 +185,7 @@ class SiteHsm(Hsm, Protocol):
         """Which versions of a signing key have any object in the token now, in order."""
 
     def make_signer(self, key: KeyName, version: int) -> bytes:
-        """Generate one more version of a key of ROTATING in the token; its public half. Raises CeremonyRefused if it is there."""
+        """Generate one more version of a key of VERSIONED in the token; its public half. Raises CeremonyRefused if it is there."""
 
     def destroy_signer(self, key: KeyName, version: int) -> None:
         """Destroy both halves, and look again in a new session that nothing is left. Idempotent. Raises HsmUnavailable if not."""

@@ -55,7 +55,7 @@ class Place(StrEnum):
     SITE_SIGNERS = "site.signers"  # the commands about signing keys, and what falls due for them
     SITE_DETAILS = "site.details"
     SITE_PEER = "site.peer"
-    CLIENTS = "step.clients"
+    CLIENTS = "site.clients"
     VOICES = "step.voices"
     REKEY = "step.rekey"
     REWRAP = "step.rewrap"
@@ -63,6 +63,7 @@ class Place(StrEnum):
     RESTORE = "step.restore"
     PROBE = "step.probe"
     AUTHORITY = "step.authority"
+    LOG_KEY = "step.log-key"
     LOG = "log"
 
 
@@ -71,7 +72,7 @@ RING_MASTER = "ring-master"
 SYNC_ANCHOR = "sync-anchor"
 
 _SITE = frozenset({Place.SITE, Place.SITE_COMMAND, Place.SITE_PEER})
-_ROWS = frozenset(Place) - {Place.PROBE, Place.AUTHORITY, Place.LOG}
+_ROWS = frozenset(Place) - {Place.PROBE, Place.AUTHORITY, Place.LOG_KEY, Place.LOG}
 """Wherever rows are read or written: each carries a MAC."""
 _RECORDS = _ROWS - {Place.READYZ, Place.JWKS}
 """Wherever something is written into the audit log."""
@@ -84,7 +85,11 @@ USES: Mapping[str, Mapping[Use, frozenset[Place]]] = {
     KeyName.TOKEN_SIGNER: {Use.SIGN: frozenset({Place.TOKEN}), **_SIGNERS},
     KeyName.PROVENANCE_SIGNER: _SIGNERS,  # nothing signs with it so far
     KeyName.SITE_IDENTITY: {Use.SIGN: _SITE | {Place.SITE_DETAILS, Place.VOICES, Place.REKEY, Place.CLIENTS, Place.RESTORE}},
-    KeyName.CHECKPOINT_SIGNER: {Use.SIGN: frozenset({Place.LOG})},
+    KeyName.CHECKPOINT_SIGNER: {
+        Use.SIGN: frozenset({Place.LOG}),
+        Use.MAKE: frozenset({Place.LOG_KEY}),
+        Use.DESTROY: frozenset({Place.LOG}),
+    },
     KeyName.CERTIFICATE_AUTHORITY: {Use.SIGN: frozenset({Place.AUTHORITY})},
     RING_MASTER: {
         Use.WRAP: frozenset({Place.ENROL, Place.REKEY, Place.REWRAP, Place.SITE, Place.READYZ, Place.PROBE}),

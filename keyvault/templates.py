@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from keyvault.hsm import ROTATING, KeyName, RingMaster, signer_label
+from keyvault.hsm import VERSIONED, KeyName, RingMaster, signer_label
 from keyvault.pkcs11_names import Attribute, KeyType, Mechanism, ObjectClass
 from keyvault.pkcs11_raw import Template
 
@@ -200,7 +200,7 @@ KEYS: Mapping[KeyName, KeyPlan] = {name: plan(name) for name, plan in _PLANS.ite
 
 def signer_plan(name: KeyName, version: int) -> KeyPlan:
     """How one version of a signing key is made: as the first, under a label and id of its own. Raises ValueError for other keys."""
-    if name not in ROTATING or version < 2:
+    if name not in VERSIONED or version < 2:
         raise ValueError(f"{name} has no version {version} to be made")
     plan, label = KEYS[name], signer_label(name, version)
     own: dict[Attribute, Any] = {Attribute.LABEL: label, Attribute.ID: label.encode()}
@@ -211,6 +211,6 @@ def signer_plan(name: KeyName, version: int) -> KeyPlan:
 def versioned_signer(label: str) -> tuple[KeyName, int] | None:
     """Which later version of which signing key has this label; None for every other label."""
     name, _, number = label.partition("/")
-    if name not in ROTATING or not number.isdecimal() or int(number) < 2 or signer_label(KeyName(name), int(number)) != label:
+    if name not in VERSIONED or not number.isdecimal() or int(number) < 2 or signer_label(KeyName(name), int(number)) != label:
         return None
     return KeyName(name), int(number)

@@ -38,7 +38,7 @@ from service.sync.admin import ask
 MANIFEST, SIGNATURE, DUMP, FILES = "manifest.json", "manifest.sig", "database.dump", "files.tar"
 _FORMAT = 1
 _TRIES = 3
-_KEPT = ("site.json", "roster", "audit/checkpoint", "officer/ca.pem", "officer/ceremonies", "tokens")
+_KEPT = ("site.json", "roster", "audit/checkpoint", "audit/hand-overs", "officer/ca.pem", "officer/ceremonies", "tokens")
 """What of a state folder goes into a backup; of `tokens`, everything but PINs."""
 _SECRETS = frozenset({"pin", ".starting"})
 

@@ -189,6 +189,11 @@ class Settings:
         return self.state_dir / "audit" / "checkpoint"
 
     @property
+    def hand_overs_file(self) -> Path:
+        """How the log's checkpoint key was followed by others, line by line."""
+        return self.state_dir / "audit" / "hand-overs"
+
+    @property
     def officer_dir(self) -> Path:
         return self.state_dir / "officer"
 

@@ -21,12 +21,15 @@ from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from keyvault.errors import CeremonyRefused, HsmUnavailable, KeyNotFound, MasterMissing, PromiseBroken, SealBroken, UnwrapRejected
-from keyvault.hsm import ROTATING, Canary, KeyName, NewDek, OpenDek, RingMaster
+from keyvault.hsm import VERSIONED, Canary, KeyName, NewDek, OpenDek, RingMaster
 from keyvault.locked import LockedBuffer
 
 _P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 ATTRIBUTES = ("EXTRACTABLE=0", "MODIFIABLE=0", "SENSITIVE=1", "TRUSTED=1")
-_SIGNERS = (KeyName.TOKEN_SIGNER, KeyName.PROVENANCE_SIGNER, KeyName.SITE_IDENTITY, KeyName.CERTIFICATE_AUTHORITY)
+_SIGNERS = (
+    *(KeyName.TOKEN_SIGNER, KeyName.PROVENANCE_SIGNER, KeyName.SITE_IDENTITY),
+    *(KeyName.CERTIFICATE_AUTHORITY, KeyName.CHECKPOINT_SIGNER),
+)
 
 
 class FakeHsm:
@@ -37,8 +40,9 @@ class FakeHsm:
         self._serving = tuple(sorted(masters))
         self._anchors: tuple[bytes, ...] = ()
         self._secrets = {name: os.urandom(32) for name in (KeyName.RECORD_MAC, KeyName.AUDIT_PSEUDONYM, KeyName.AUDIT_DETAIL)}
-        self._signers = {(name, 1): ec.generate_private_key(ec.SECP256R1()) for name in _SIGNERS}
-        self._checkpoint = ed25519.Ed25519PrivateKey.generate()
+        self._signers: dict[tuple[KeyName, int], ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey] = {
+            (name, 1): _new_pair(name) for name in _SIGNERS
+        }
         self._closed = False
         self.fault: Exception | None = None
         self.unwraps = 0
@@ -83,17 +87,16 @@ class FakeHsm:
 
     def sign(self, key: KeyName, data: bytes, version: int = 1) -> bytes:
         self._answer()
-        if key is KeyName.CHECKPOINT_SIGNER:
-            return self._checkpoint.sign(data)
-        if (key, version) not in self._signers:
+        pair = self._signers.get((key, version))
+        if pair is None:
             raise KeyNotFound(f"{key} is not a key for this")
-        r, s = decode_dss_signature(self._signers[key, version].sign(data, ec.ECDSA(SHA256())))
+        if isinstance(pair, ed25519.Ed25519PrivateKey):
+            return pair.sign(data)
+        r, s = decode_dss_signature(pair.sign(data, ec.ECDSA(SHA256())))
         return r.to_bytes(32, "big") + min(s, _P256_ORDER - s).to_bytes(32, "big")
 
     def public_key(self, key: KeyName, version: int = 1) -> bytes:
         self._answer()
-        if key is KeyName.CHECKPOINT_SIGNER:
-            return self._checkpoint.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
         if (key, version) not in self._signers:
             raise KeyNotFound(f"{key} has no public half")
         return self._signers[key, version].public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
@@ -150,11 +153,11 @@ class FakeHsm:
 
     def make_signer(self, key: KeyName, version: int) -> bytes:
         self._answer()
-        if key not in ROTATING or version < 2:
+        if key not in VERSIONED or version < 2:
             raise ValueError(f"{key} has no version {version} to be made")
         if (key, version) in self._signers:
             raise CeremonyRefused(f"the token already holds {key} {version}")
-        self._signers[key, version] = ec.generate_private_key(ec.SECP256R1())
+        self._signers[key, version] = _new_pair(key)
         return self.public_key(key, version)
 
     def destroy_signer(self, key: KeyName, version: int) -> None:
@@ -251,6 +254,10 @@ class _FakeOpenDek:
         plain = _decrypt(self._key, sealed, aad)
         ctypes.memmove(target.address + offset, plain, length)
         return length
+
+
+def _new_pair(name: KeyName) -> ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey:
+    return ed25519.Ed25519PrivateKey.generate() if name is KeyName.CHECKPOINT_SIGNER else ec.generate_private_key(ec.SECP256R1())
 
 
 def _cmac(key: bytes, data: bytes) -> bytes:

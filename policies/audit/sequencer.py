@@ -43,10 +43,12 @@ class Sequencer:
         sign: Sign,
         last: LastCheckpoint,
         *,
+        handed: Sequence[str] = (),
         batch: int = 500,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        self._database, self._key, self._sign, self._last = database, key, sign, last
+        """`key` is the log's first, `handed` are its hand-overs since, and `sign` is the newest key's."""
+        self._database, self._key, self._sign, self._last, self._handed = database, key, sign, last, handed
         self._batch, self._now = batch, now
         self._tree = Frontier()
         self._published: tuple[int, str] | None = None
@@ -137,7 +139,7 @@ class Sequencer:
         return "" if record.counter == due else f"{record.kind} {record.ref}: counter {record.counter} where {due} is due"
 
     def _publish(self) -> None:
-        note = sign_checkpoint(self._tree.size, self._tree.root(), self._key, self._sign)
+        note = sign_checkpoint(self._tree.size, self._tree.root(), self._key, self._sign, self._handed)
         self._last.write(note)
         with self._transaction() as transaction:
             self._require_unchanged(transaction)

@@ -4,14 +4,14 @@
 
 Every entry is hashed again from its exact bytes into an RFC 6962 tree, whose root must be the one that the log signed.
 The fingerprint is the SHA-256 of the log's verifier key (`name+id+key`, C2SP signed-note); a key inside the bundle counts
-only if it has that fingerprint. Exit codes: 0 all holds; 1 wrong usage or an unreadable file; 3 verification failed, and
-the first word says how:
+only if it has that fingerprint, or if keys that count handed over to it, one after another. Exit codes: 0 all holds;
+1 wrong usage or an unreadable file; 3 verification failed, and the first word says how:
 
 EDIT      an entry (named) is not the one that the log signed
 GAP       an entry is missing, or a worker's counter skips or repeats
 FORK      the log signed two histories
 ROLLBACK  the log is shorter than a checkpoint it signed before
-SIG       a signature does not hold, or was made by another key
+SIG       a signature does not hold, or was made by another key, or by one that had handed over to its successor
 STALE     nothing in the bundle is as new as asked
 FORM      this is not a bundle, or it is built to harm its reader
 """
@@ -33,6 +33,7 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn
 MAX_LINE = 1 << 18
 MAX_WORKERS = 1 << 16
 MAX_SIZE = 1 << 62
+MAX_SUCCESSORS = 64
 
 
 class VerificationFailed(Exception):
@@ -257,14 +258,52 @@ def parse_checkpoint(note: str) -> tuple[Checkpoint, bytes, list[tuple[str, byte
 
 
 def check_checkpoint(note: str, key: VerifierKey) -> Checkpoint:
-    """The tree head that this log signed. Raises ValueError; signatures of others are passed over, as the note rules say."""
+    """The tree head that this log signed, by `key` or by the last of those that it handed over to.
+
+    Raises ValueError; signatures of others are passed over, as the note rules say.
+    """
     checkpoint, signed, signatures = parse_checkpoint(note)
-    ours = [raw[4:] for name, raw in signatures if name == key.name and raw[:4] == key.id]
+    chain = successors(signed, key)
+    signer = chain[-1].key if chain else key
+    ours = [raw[4:] for name, raw in signatures if name == signer.name and raw[:4] == signer.id]
     if not ours or checkpoint.origin != key.name:
         raise ValueError("not signed by this log")
     for signature in ours:
-        check_ed25519(key.public, signed, signature)
+        check_ed25519(signer.public, signed, signature)
     return checkpoint
+
+
+class Successor(NamedTuple):
+    """A key that the log handed over to, and the size above which the key before it signs no more."""
+
+    key: VerifierKey
+    size: int
+
+
+def successors(signed: bytes, first: VerifierKey) -> list[Successor]:
+    """The keys after `first`, from a checkpoint's extension lines `hand-over SIZE KEY SIGNATURE`. Raises ValueError.
+
+    Each signature is the key's before it. A checkpoint carries every hand-over that there was, and stands alone.
+    """
+    chain: list[Successor] = []
+    for line in signed.decode().split("\n")[3:-1]:
+        if not line.startswith("hand-over "):
+            continue
+        words = line.split(" ")
+        before = chain[-1] if chain else Successor(first, 0)
+        if len(words) != 4 or len(chain) == MAX_SUCCESSORS or not re.fullmatch(r"0|[1-9][0-9]{0,18}", words[1]):
+            raise ValueError("not a hand-over")
+        found = Successor(parse_key(words[2]), int(words[1]))
+        if found.key.name != first.name or not before.size <= found.size <= MAX_SIZE:
+            raise ValueError("a hand-over of another log, or out of its order")
+        check_ed25519(before.key.public, hand_over_text(found), _base64(words[3]))
+        chain.append(found)
+    return chain
+
+
+def hand_over_text(successor: Successor) -> bytes:
+    """What a key signs to hand over. No checkpoint begins like this: a log's name holds no space."""
+    return f"audit log hand-over v1\n{successor.size}\n{successor.key.text}\n".encode()
 
 
 def _base64(text: str) -> bytes:
@@ -341,6 +380,7 @@ class Verifier:
         self._agreed: str | None = None
         self._disagreed: str | None = None
         self._since_root: bytes | None = None
+        self._chain: list[Successor] = []
 
     def verify(self, bundle: BinaryIO) -> Report:
         """Check everything. Raises VerificationFailed with the first thing that does not hold."""
@@ -422,6 +462,8 @@ class Verifier:
 
     def _finish(self, line: dict[str, Any]) -> Report:
         head = self._signed(_get(line, "checkpoint", str))
+        if self._since_note is not None:
+            self._signed(self._since_note)  # again: the newest checkpoint may know of a hand-over that this one did not
         end = self._tree.size
         if _get(line, "end", int) != end or end > head.size:
             raise VerificationFailed("GAP", f"the bundle holds entries up to {end}, and says something else")
@@ -481,10 +523,18 @@ class Verifier:
             self._tree.push(digest, level)
 
     def _signed(self, note: str) -> Checkpoint:
+        """The checkpoint, by the key that signed at its size as far as any checkpoint seen so far says."""
         try:
-            return check_checkpoint(note, self._key)
+            checkpoint = check_checkpoint(note, self._key)
+            chain = successors(parse_checkpoint(note)[1], self._key)
         except ValueError as error:
             raise VerificationFailed("SIG", f"checkpoint: {error}") from error
+        shorter, self._chain = sorted((chain, self._chain), key=len)
+        if self._chain[: len(shorter)] != shorter:
+            raise VerificationFailed("FORK", "the log handed over to two different keys")
+        if len(chain) < len(self._chain) and checkpoint.size > self._chain[len(chain)].size:
+            raise VerificationFailed("SIG", "the checkpoint is signed by a key that had handed over to another")
+        return checkpoint
 
 
 def _lines(bundle: BinaryIO) -> Iterator[dict[str, Any]]:

@@ -10,7 +10,9 @@ import click
 
 from keyvault.hsm import ROTATING
 from keyvault.signing.versions import LEAST_OVERLAP, OVERLAP, SignerState
+from service import step
 from service.cli.output import json_option, say
+from service.isolation import establish
 from service.settings import Settings
 from service.sync.admin import SiteRefused, ask
 
@@ -32,7 +34,7 @@ class VersionType(click.ParamType[tuple[str, int]]):
 
 @click.group()
 def signer() -> None:
-    """Keys that sign: access tokens (token-signer), receipts (provenance-signer). Each site has its own.
+    """Keys that sign: access tokens (token-signer), receipts (provenance-signer), the audit log. Each site has its own.
 
     A version is written like token-signer/2. The next one is published before it signs, and the one before is accepted for the
     same time after; then it is destroyed in the token by itself. Nothing is restarted.
@@ -103,6 +105,28 @@ def retire(version: tuple[str, int], dry_run: bool, yes: bool, as_json: bool) ->
     done = ask(settings, "signer_retire", name=name, version=number)
     changed = found[0]["state"] != SignerState.DESTROYED.value
     say({"changed": changed, **done}, [_line(done)], as_json=as_json)
+
+
+@signer.command("hand-over")
+@_dry
+@_yes
+@json_option
+def hand_over(dry_run: bool, yes: bool, as_json: bool) -> None:
+    """Give the audit log another checkpoint key. Auditors go on with the fingerprint that they have.
+
+    The next key is made in the log's token. The running log signs with the old one that the new one follows, writes that into every
+    checkpoint from then on, and destroys the old one in the token. Whoever has the state folder of the log's user can do this.
+    """
+    settings = Settings.load(os.environ)
+    if dry_run:
+        said = "the log's next checkpoint key would be made, and the one that signs now destroyed"
+        say({"changed": False}, [said], as_json=as_json)
+        return
+    if not yes:
+        click.confirm("Make the log's next checkpoint key, and destroy the one that signs now?", abort=True, err=True)
+    done = step.call(settings, establish(settings.state_dir, settings.site).log, "make_checkpoint_key")
+    said = f"checkpoint-signer/{done['version']} is made: the running log takes it up within seconds"
+    say({"changed": True, **done}, [said], as_json=as_json)
 
 
 def _accepted(one: Mapping[str, Any]) -> bool:

@@ -34,12 +34,19 @@ Wait = Callable[[float], bool]
 
 @contextmanager
 def stopping() -> Iterator[Wait]:
-    """Hold SIGTERM and SIGINT back, so that they are taken between steps and never inside one. For the main thread."""
+    """Hold SIGTERM and SIGINT back, so that they are taken between steps and never inside one. For the main thread.
+
+    A library's thread, which holds nothing back, may be given the signal instead: it is then noted, and taken at the next wait.
+    """
+    noted: list[int] = []
+    handlers = {number: signal.signal(number, lambda taken, _: noted.append(taken)) for number in _STOP}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)
     try:
-        yield lambda seconds: signal.sigtimedwait(_STOP, seconds) is not None
+        yield lambda seconds: bool(noted) or signal.sigtimedwait(_STOP, seconds) is not None or bool(noted)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def engine(url: str) -> Database:
@@ -48,10 +55,11 @@ def engine(url: str) -> Database:
     return create_engine(url, poolclass=NullPool, connect_args={"connect_timeout": 5, "options": options})
 
 
-def run(sequencer: Callable[[], Sequencer], wait: Wait) -> None:
-    """Keep the log going until `wait` says stop. Raises AuditDiverged, SigningFailed and the key vault's errors.
+def run(sequencer: Callable[[], Sequencer], wait: Wait, outdated: Callable[[], bool] = lambda: False) -> None:
+    """Keep the log going until `wait` says stop; it is opened anew when `outdated` says that another key is to sign.
 
-    A file that cannot be used at the start is for people to mend (StateFolderRefused); later, its disk may be full for a while.
+    Raises AuditDiverged, SigningFailed and the key vault's errors. A file that cannot be used at the start is for people to mend
+    (StateFolderRefused); later, its disk may be full for a while.
     """
     failures, opened = 0, False
     while True:
@@ -65,6 +73,8 @@ def run(sequencer: Callable[[], Sequencer], wait: Wait) -> None:
                     if wait(pause):
                         _log.info("log_closed", size=writer.size)
                         return
+                    if outdated():
+                        break
         except (OperationalError, InterfaceError, LogOccupied, OSError) as error:
             if isinstance(error, OSError) and not opened:
                 raise StateFolderRefused(_cause(error)) from error

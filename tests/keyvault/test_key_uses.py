@@ -20,7 +20,7 @@ from sqlalchemy import Engine, text
 from keyvault.errors import KeyNotFound, KeyUseRefused, SealBroken
 from keyvault.events import KeyEvent
 from keyvault.guarded_hsm import USE_REFUSED, GuardedHsm
-from keyvault.hsm import ROTATING, KeyName, RingMaster, SiteHsm
+from keyvault.hsm import VERSIONED, KeyName, RingMaster, SiteHsm
 from keyvault.key_uses import RING_MASTER, SYNC_ANCHOR, USES, Place, Use, acting, allowed
 from keyvault.pkcs11_names import Mechanism
 from keyvault.templates import KEYS
@@ -126,7 +126,7 @@ def test_every_key_has_an_entry_that_fits_its_mechanism() -> None:
         Mechanism.EDDSA: {Use.SIGN},
     }
     for name in KeyName:
-        versions = {Use.MAKE, Use.DESTROY} if name in ROTATING else set()
+        versions = {Use.MAKE, Use.DESTROY} if name in VERSIONED else set()
         assert set(USES[name]) <= could[KEYS[name].mechanism] | versions, name
 
 

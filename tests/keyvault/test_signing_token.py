@@ -129,7 +129,7 @@ def test_only_later_versions_of_rotating_signers_have_such_a_label() -> None:
         "token-signer/0",
         "token-signer/٣",
         "record-mac/2",
-        "checkpoint-signer/2",
+        "site-identity/2",
         "x/2",
     ):
         assert versioned_signer(label) is None

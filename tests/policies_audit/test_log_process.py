@@ -17,9 +17,15 @@ from postgres_fixture import PostgresForTests
 
 from keyvault import ceremony, softhsm
 from keyvault.ceremony import TokenFacts
+from keyvault.errors import SignerRotating
+from keyvault.guarded_hsm import GuardedHsm
+from keyvault.hsm import KeyName
+from keyvault.key_uses import Place
+from keyvault.pkcs11_hsm import Pkcs11Hsm
 from keyvault.pkcs11_start import TokenConfig
 from policies.audit.export import export
 from policies.audit.verify import Verifier
+from service.log.keys import make_next
 from service.site import Site
 
 PIN = "7719-log-pin"
@@ -153,6 +159,64 @@ def test_a_changed_history_ends_it_with_its_code(log: Log, site: Site, start: Ca
     assert (last["code"], "keep it as evidence" in last["fix"]) == ("audit_diverged", True)
     assert "fork: the first 1 leaves" in again.output.read_text()
     assert "Traceback" not in again.output.read_text()
+
+
+def make_next_key(folder: Path, facts: TokenFacts) -> list[str | int]:
+    token = Pkcs11Hsm.open(TokenConfig(softhsm.find_module(), "log", facts.serial, folder), PIN, expected_masters=())
+    hsm, found = GuardedHsm(token, Place.LOG_KEY, lambda _: None), list[str | int]()
+    for _ in range(2):
+        try:
+            found.append(make_next(hsm))
+        except SignerRotating as error:
+            found.append(error.code)
+    token.close()
+    return found
+
+
+def versions(folder: Path, facts: TokenFacts) -> tuple[int, ...]:
+    token = Pkcs11Hsm.open(TokenConfig(softhsm.find_module(), "log", facts.serial, folder), PIN, expected_masters=())
+    held = token.signer_versions(KeyName.CHECKPOINT_SIGNER)
+    token.close()
+    return held
+
+
+def test_the_running_log_hands_over_to_the_next_key_and_destroys_the_one_before(
+    log: Log, site: Site, start: Callable[[], Process], log_token: tuple[Path, TokenFacts], tmp_path: Path
+) -> None:
+    state, facts = log_token
+    folder = state / "tokens" / "log"
+    log.append()
+    process = start()
+    until(lambda: process.said("checkpoint_signed") > 0, process)
+    kept = (state / "audit" / "checkpoint").read_text()
+    assert in_own_process(make_next_key, folder, facts) == [2, "signer_rotating"]
+    until(lambda: process.said("log_handed_over") == 1, process)
+    log.append()
+    until(lambda: log.sql("SELECT max(size) FROM checkpoint") == [(2,)], process)
+    assert "hand-over 1 " in log.note()
+    assert exported(log, site, tmp_path / "bundle") == 2
+    with (tmp_path / "bundle").open("rb") as bundle:
+        assert Verifier(site.audit_key.fingerprint, since=kept).verify(bundle).consistent_with == 1
+    process.popen.kill()
+    process.popen.wait()
+    assert in_own_process(versions, folder, facts) == (2,)
+    log.append()
+    again = start()
+    until(lambda: log.sql("SELECT max(size) FROM checkpoint") == [(3,)], again)
+    assert exported(log, site, tmp_path / "bundle") == 3
+    again.popen.kill()
+    again.popen.wait()
+    (state / "audit" / "hand-overs").rename(tmp_path / "lost")
+    log.append()
+    without = start()  # the newest checkpoint carries them too
+    until(lambda: log.sql("SELECT max(size) FROM checkpoint") == [(4,)], without)
+    without.popen.kill()
+    without.popen.wait()
+    (state / "audit" / "checkpoint").write_text(kept)
+    lost = start()
+    assert lost.popen.wait(40) != 0
+    assert json.loads(lost.output.read_text().splitlines()[-1])["code"] == "audit_signing_failed"
+    (tmp_path / "lost").rename(state / "audit" / "hand-overs")
 
 
 def test_a_wrong_pin_is_tried_once(log: Log, start: Callable[[], Process], log_token: tuple[Path, TokenFacts]) -> None:
