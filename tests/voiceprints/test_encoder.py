@@ -72,10 +72,10 @@ def test_windows_are_counted_as_they_are_made(length, windows):
         assert windowed_mel(np.ones(length, dtype=np.float32), slaney_filters()).shape == (windows, 160, 40)
 
 
-def test_a_hundred_runs_give_the_same_bits(encoder, anna):
+def test_many_runs_give_the_same_bits(encoder, anna):
     speech = anna[1][:32_000]
     first = embedding(encoder, speech)
-    assert all(np.array_equal(embedding(encoder, speech), first) for _ in range(100))
+    assert all(np.array_equal(embedding(encoder, speech), first) for _ in range(25))
 
 
 def test_the_same_bits_beside_others_at_once(encoder, anna, ben):
