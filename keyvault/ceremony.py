@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from keyvault import quirks
 from keyvault.errors import CallFailed, CeremonyRefused, PinRejected
 from keyvault.hsm import KeyName, RingMaster
 from keyvault.pin_throttle import OFFICER_FILE, USER_FILE, PinThrottle
@@ -66,6 +67,8 @@ def _ceremony(
 ) -> TokenFacts:
     module = Module(config.module, config.folder)
     try:
+        if master and not quirks.chosen(config.profile, *module.description).trusted_masters:
+            raise CeremonyRefused("two tokens hold each master in this profile: a ceremony carries it to both")
         session = module.session(module.token(config.label, config.serial))
         with as_role(session, Role.USER, user_pin, config):
             _require_absent(session, [name.value for name in names] + ([master.label] if master else []))

@@ -23,7 +23,8 @@ from keyvault.sync.wire import Statement, is_digest, require
 
 NONCE = 32
 _RING = re.compile("[a-z0-9][a-z0-9-]{0,31}")
-_ALWAYS = frozenset({"TRUSTED=1", "SENSITIVE=1", "EXTRACTABLE=0", "MODIFIABLE=0"})
+_ALWAYS = frozenset({"SENSITIVE=1", "EXTRACTABLE=0", "MODIFIABLE=0"})
+_TRUSTED, _SHUT = "TRUSTED=1", "COPYABLE=0"
 
 
 class Step(StrEnum):
@@ -103,7 +104,8 @@ class Plan(Statement):
 @dataclass(frozen=True)
 class Message(Statement):
     """One message. `previous` is the digest of the one before; `content` the one-time public key (SubjectPublicKeyInfo, DER)
-    of an offer or the wrapped master; `attributes` are what a token says of the master that it holds."""
+    of an offer or the wrapped master, several where a site has several tokens; `attributes` are what a token says of the master
+    that it holds."""
 
     DOMAIN = "ceremony/1/message"
     plan: Plan
@@ -207,10 +209,11 @@ class Transcript(Statement):
             raise CeremonyMessageInvalid(f"the {newest} is wanted here, and this ends with the {self.newest.step}")
 
     def _check_attributes(self) -> None:
-        """Both tokens hold the same kind of object: trusted, and shut for good."""
+        """Both sites hold the same kind of object, shut for good: trusted, or one that cannot even be copied."""
         told = [one.message for one in self.messages if one.message.step in _WITH_ATTRIBUTES]
         for message in told:
-            if lacking := sorted(_ALWAYS - set(message.attributes)):
+            mark = _SHUT if _SHUT in message.attributes else _TRUSTED
+            if lacking := sorted({*_ALWAYS, mark} - set(message.attributes)):
                 raise CeremonyMessageInvalid(f"by the {message.step}, the token's master is not {', '.join(lacking)}")
             if different := sorted(set(message.attributes) ^ set(told[0].attributes)):
                 raise CeremonyMessageInvalid(f"the two tokens hold different objects: {', '.join(different)}")

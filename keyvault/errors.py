@@ -99,6 +99,13 @@ class KeyDestroyed(KeyStateForbids):
     fix = "Nothing opens what it wrapped: that is what it was destroyed for."
 
 
+class RotationPinNeeded(KeyVaultError):
+    """The serving token cannot re-wrap: its masters give out keys that never leave again."""
+
+    code = "rotation_pin_needed"
+    fix = "Give `glottis keys rewrap` at this site, with the rotation token's PIN; it moves what is left."
+
+
 class KeyUseRefused(KeyVaultError):
     """This part of Glottis may not use this key; the token was not asked."""
 

@@ -128,12 +128,14 @@ def unwrap(session: TokenSession, wrapping: int, wrapped: bytes, template: Encod
         raise UnwrapRejected(f"the token refused to unwrap: {error.answer}") from error
 
 
-def rewrapped(session: TokenSession, source: int, target: int, blobs: Sequence[bytes]) -> list[bytes | UnwrapRejected]:
+def rewrapped(
+    session: TokenSession, source: int, target: int, blobs: Sequence[bytes], template: EncodedTemplate = _REWRAPPING
+) -> list[bytes | UnwrapRejected]:
     """Each key under `target` instead of `source`, in order, or why the token refused it. One key at a time is in the token."""
     moved: list[bytes | UnwrapRejected] = []
     for blob in blobs:
         try:
-            key = unwrap(session, source, blob, _REWRAPPING)
+            key = unwrap(session, source, blob, template)
         except UnwrapRejected as error:
             moved.append(error)
             continue

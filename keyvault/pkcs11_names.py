@@ -30,6 +30,7 @@ class Attribute(IntEnum):
     VALUE_LEN = 0x161
     EXTRACTABLE = 0x162
     LOCAL = 0x163
+    ALWAYS_SENSITIVE = 0x165
     MODIFIABLE = 0x170
     COPYABLE = 0x171
     EC_PARAMS = 0x180

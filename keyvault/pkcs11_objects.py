@@ -6,6 +6,7 @@ import sys
 
 from keyvault.errors import HsmUnavailable, PromiseBroken
 from keyvault.hsm import RingMaster
+from keyvault.pkcs11_masters import TRUSTED_MASTERS, MasterKind
 from keyvault.pkcs11_names import Attribute, ObjectClass
 from keyvault.pkcs11_start import TokenSession
 from keyvault.refusals import text
@@ -19,8 +20,6 @@ _AGREED = (
     Attribute.SENSITIVE,
     Attribute.EXTRACTABLE,
     Attribute.MODIFIABLE,
-    Attribute.TRUSTED,
-    Attribute.WRAP_WITH_TRUSTED,
     Attribute.ENCRYPT,
     Attribute.DECRYPT,
     Attribute.SIGN,
@@ -30,18 +29,19 @@ _AGREED = (
     Attribute.DERIVE,
     Attribute.ALLOWED_MECHANISMS,
 )
-"""Attributes that every site's object of a master must have equal. Two differ by birthplace and are left out: LOCAL and
-ALWAYS_SENSITIVE are true only where the master was generated. Templates cannot be read back; probes stand for them."""
+"""Attributes that every site's object of a master must have equal, beside the marks of its kind. Two differ by birthplace and
+are left out: LOCAL and ALWAYS_SENSITIVE are true only where the master was generated. Templates cannot be read back; probes
+stand for them."""
 
 
-def held(session: TokenSession) -> dict[str, tuple[str, ...]]:
-    """TRUSTED secret keys in the token now, by label, with their agreed attributes as sorted text. Raises PromiseBroken."""
+def held(session: TokenSession, kind: MasterKind = TRUSTED_MASTERS) -> dict[str, tuple[str, ...]]:
+    """Masters in the token now, by label, with their agreed attributes as sorted text. Raises PromiseBroken."""
     found: dict[str, tuple[str, ...]] = {}
-    for key in session.find({Attribute.TRUSTED: True, Attribute.TOKEN: True}):
+    for key in kind.all_in(session):
         label = text(session, key, Attribute.LABEL)
         if label in found:
-            raise PromiseBroken(f"two TRUSTED objects stand under the one name {label!r}")
-        found[label] = tuple(sorted(f"{name.name}={_number(session, key, name):x}" for name in _AGREED))
+            raise PromiseBroken(f"two masters stand under the one name {label!r}")
+        found[label] = tuple(sorted(f"{name.name}={_number(session, key, name):x}" for name in (*_AGREED, *kind.marks)))
     return found
 
 

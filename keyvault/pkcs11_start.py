@@ -49,6 +49,8 @@ class TokenConfig:
     """How long a caller waits for a session while all are in use, and for a recovery."""
     profile: str | None = None
     """The quirk profile by name (`keyvault/quirks.py`); None is found by what the module says about itself."""
+    rotation: bool = False
+    """Whether this is the token that re-wraps, in a profile without TRUSTED masters: it has a PIN of its own."""
     call_s: float = 2.0
     """How long the calls of one operation may take before they count as hanging."""
 

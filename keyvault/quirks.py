@@ -14,10 +14,10 @@ from enum import StrEnum
 from keyvault.errors import CallFailed, ModuleRefused
 from keyvault.hsm import RingMaster
 from keyvault.locked import LockedBuffer
+from keyvault.pkcs11_masters import TRUSTED_MASTERS, MasterKind, SplitMasters
 from keyvault.pkcs11_names import Answer, Attribute, Mechanism, ObjectClass
 from keyvault.pkcs11_raw import Template
 from keyvault.pkcs11_start import TokenSession
-from keyvault.templates import DEK_OPENING, DEK_SEALING
 
 _SAMPLE = 32
 
@@ -36,46 +36,63 @@ class Profile:
     name: str
     recognised_by: tuple[str, ...]
     """Beginnings of what C_GetInfo names as manufacturer or library."""
-    trusted_keys: bool
-    """Whether an officer can make an AES key TRUSTED, which the masters of this door are."""
+    trusted_masters: bool
+    """Whether an officer makes the masters TRUSTED. Where no AES key can be, two tokens hold each: `split_templates.py`."""
+    wrap_template: bool = True
+    """Of masters that are not TRUSTED: whether the module holds them by a WRAP_TEMPLATE to keys that were born in the token."""
     wraps_by: Mechanism = Mechanism.AES_KEY_WRAP
     """RFC 3394: the one mechanism that SoftHSM and NSS both do alike (SoftHSM's 0x210A is KWP of RFC 5649)."""
     templates: Templates | None = None
     room_for_tag: bool | None = None
     """Whether C_Decrypt (AES-GCM) wants room for the tag beside the plaintext. The door gives that room to every module."""
 
+    refused: str = ""
+    """Why no kind of master is safe in such a module, where that is known beforehand."""
+
+    def masters(self, *, rotation: bool = False) -> MasterKind:
+        """The kind of master that such a module holds, in the token that serves or in the one that re-wraps.
+
+        Raises ModuleRefused for a rotation token where masters are TRUSTED: there the serving token re-wraps.
+        """
+        if not self.trusted_masters:
+            return SplitMasters(rotation, self.wrap_template)
+        if rotation:
+            raise ModuleRefused(f"the profile {self.name!r} has no rotation token: its masters are TRUSTED")
+        return TRUSTED_MASTERS
+
 
 PROFILES: Mapping[str, Profile] = {
     profile.name: profile
     for profile in (
         # Measured, 2.6.1.
-        Profile("softhsm", ("SoftHSM",), trusted_keys=True, templates=Templates.COMPARED, room_for_tag=True),
-        # Measured, 3.87: no TRUSTED on AES keys; WRAP_WITH_TRUSTED is ignored, and an EXTRACTABLE=0 key can be wrapped.
-        # For interoperability tests only.
-        Profile("nss", ("Mozilla Foundation", "NSS "), trusted_keys=False),
+        Profile("softhsm", ("SoftHSM",), trusted_masters=True, templates=Templates.COMPARED, room_for_tag=True),
+        # The same module used as if it had no TRUSTED keys: how the split profile is tested. Chosen by name alone.
+        Profile("softhsm-split", (), trusted_masters=False, templates=Templates.COMPARED, room_for_tag=True),
+        # Measured, 3.87: no TRUSTED on AES keys; WRAP_WITH_TRUSTED is ignored. For interoperability tests only.
+        Profile(
+            "nss", ("Mozilla Foundation", "NSS "), trusted_masters=False, refused="an EXTRACTABLE=0 key of theirs can be wrapped"
+        ),
         # Documented, not tested: the crypto officer sets TRUSTED on a key that a user made, WRAP_WITH_TRUSTED cannot be unset,
         # and the HSM adds the template's attributes. The ceremony would have to differ: no copy is needed there.
-        Profile("cloudhsm", ("CloudHSM", "Cavium"), trusted_keys=True, templates=Templates.ADDED),
+        Profile("cloudhsm", ("CloudHSM", "Cavium"), trusted_masters=True, templates=Templates.ADDED),
         # Documented, not tested: roles are partition officer, crypto officer and crypto user; the crypto user may make public
         # objects only, so a vault would log in as crypto officer. Nothing found on TRUSTED for AES keys: treated as absent.
-        Profile("luna", ("SafeNet", "Thales", "Gemalto"), trusted_keys=False),
+        Profile("luna", ("SafeNet", "Thales", "Gemalto"), trusted_masters=False),
         # Whatever else: the start's probes alone say whether it can be used.
-        Profile("generic", (), trusted_keys=True),
+        Profile("generic", (), trusted_masters=True),
+        Profile("generic-split", (), trusted_masters=False),
     )
 }
 
 
 def chosen(name: str | None, *descriptions: str) -> Profile:
-    """The named profile, else the one that knows the module's description, else `generic`. Raises ModuleRefused.
-
-    A profile without TRUSTED keys is refused: there, masters would need two partitions, which this door does not do.
-    """
+    """The named profile, else the one that knows the module's description, else `generic`. Raises ModuleRefused."""
     if name is not None and name not in PROFILES:
         raise ModuleRefused(f"there is no profile {name!r}: GLOTTIS_PKCS11_PROFILE is one of {', '.join(PROFILES)}")
     known = (profile for profile in PROFILES.values() if profile.recognised_by and _knows(profile, descriptions))
     profile = PROFILES[name] if name is not None else next(known, PROFILES["generic"])
-    if not profile.trusted_keys:
-        raise ModuleRefused(f"modules of the kind {profile.name!r} have no TRUSTED AES keys, which the masters here must be")
+    if profile.refused:
+        raise ModuleRefused(f"modules of the kind {profile.name!r} are never served from: {profile.refused}")
     return profile
 
 
@@ -83,28 +100,32 @@ def _knows(profile: Profile, descriptions: tuple[str, ...]) -> bool:
     return any(description.strip().startswith(profile.recognised_by) for description in descriptions)
 
 
-def require(session: TokenSession, master: RingMaster, profile: Profile) -> None:
+def require(session: TokenSession, master: RingMaster, profile: Profile, kind: MasterKind = TRUSTED_MASTERS) -> None:
     """Raise ModuleRefused where the token refutes a claim of the profile. `session` is one that is closed afterwards."""
-    templates, room = measured(session, master)
+    templates, room = measured(session, master, kind)
     for what, claimed, found in (
         ("UNWRAP_TEMPLATE is", profile.templates, templates),
         ("room for the tag is wanted:", profile.room_for_tag, room),
     ):
-        if claimed is not None and claimed != found:
+        if None not in (claimed, found) and claimed != found:
             raise ModuleRefused(f"the profile {profile.name!r} says that {what} {claimed}; the token shows: {found}")
 
 
-def measured(session: TokenSession, master: RingMaster) -> tuple[Templates, bool]:
-    """What the token does with a template that leaves an attribute out, and whether C_Decrypt wants room for the tag."""
+def measured(session: TokenSession, master: RingMaster, kind: MasterKind = TRUSTED_MASTERS) -> tuple[Templates, bool | None]:
+    """What the token does with a template that leaves an attribute out, and whether C_Decrypt wants room for the tag.
+
+    The second is None in a token whose keys never decrypt.
+    """
     calls, handle = session.calls, session.handle
-    wrapping = session.key(master.label, ObjectClass.SECRET_KEY, trusted=True)
-    dek = calls.generate_key(handle, Mechanism.AES_KEY_GEN, DEK_SEALING)
+    wrapping = session.key(master.label, ObjectClass.SECRET_KEY, trusted=kind.marked)
+    dek, wrapped = kind.new_dek(session, wrapping)
     try:
-        wrapped = calls.wrap(handle, wrapping, dek)
-        templates = _templates(session, wrapping, wrapped)
+        templates = _templates(session, wrapping, wrapped, kind.right)
+        if not kind.right[Attribute.DECRYPT]:
+            return templates, None
         with LockedBuffer(_SAMPLE) as sample:
             sealed = calls.encrypt(handle, dek, bytes(12), b"", sample.address, _SAMPLE)
-            opening = calls.unwrap(handle, wrapping, wrapped, DEK_OPENING)
+            opening = calls.unwrap(handle, wrapping, wrapped, kind.right)
             try:
                 return templates, _wants_room(session, opening, sealed, sample)
             finally:
@@ -113,8 +134,8 @@ def measured(session: TokenSession, master: RingMaster) -> tuple[Templates, bool
         calls.destroy(handle, dek)
 
 
-def _templates(session: TokenSession, wrapping: int, wrapped: bytes) -> Templates:
-    short: Template = {name: value for name, value in DEK_OPENING.items() if name != Attribute.DERIVE}
+def _templates(session: TokenSession, wrapping: int, wrapped: bytes, right: Template) -> Templates:
+    short: Template = {name: value for name, value in right.items() if name != Attribute.DERIVE}
     try:
         session.calls.destroy(session.handle, session.calls.unwrap(session.handle, wrapping, wrapped, short))
     except CallFailed as error:

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 from keyvault.errors import CallFailed, MasterMissing, PromiseBroken
 from keyvault.hsm import RingMaster
+from keyvault.pkcs11_masters import OWN_WRAPPING_KEY, TRUSTED_MASTERS, MasterKind
 from keyvault.pkcs11_names import LOST_SESSION, Answer, Attribute, KeyType, Mechanism, ObjectClass
 from keyvault.pkcs11_raw import Template
 from keyvault.pkcs11_signers import audit_later_version
 from keyvault.pkcs11_start import TokenSession
-from keyvault.templates import AES_BYTES, ANCHOR_LABEL, DEK, DEK_OPENING, DEK_SEALING, KEYS, versioned_signer
+from keyvault.templates import ANCHOR_LABEL, KEYS, versioned_signer
 
 TRUE, FALSE = b"\x01", b"\x00"
 _KEPT_INSIDE = ((Attribute.SENSITIVE, TRUE), (Attribute.EXTRACTABLE, FALSE), (Attribute.MODIFIABLE, FALSE))
@@ -34,29 +35,36 @@ class Held:
     names: frozenset[str]
 
 
-def audit(session: TokenSession, allowed: Sequence[RingMaster], required: Sequence[RingMaster] | None = None) -> Held:
+def audit(
+    session: TokenSession,
+    allowed: Sequence[RingMaster],
+    required: Sequence[RingMaster] | None = None,
+    kind: MasterKind = TRUSTED_MASTERS,
+) -> Held:
     """What the token holds. `required` is `allowed` unless given.
 
-    Raises PromiseBroken where a TRUSTED object is not one of `allowed`, was made otherwise, or a name stands twice, and where
-    an object of the token is none of ours; MasterMissing where one of `required` is not there.
+    Raises PromiseBroken where what passes for a master (a TRUSTED object, where those are the masters) is not one of
+    `allowed`, was made otherwise, or a name stands twice, and where an object of the token is none of ours; MasterMissing where
+    one of `required` is not there.
     """
     by_label = {master.label: master for master in allowed}
-    trusted = _by_label(session, session.find({Attribute.TRUSTED: True}))
-    _require_single(session, trusted)
-    unknown = {label: found for label, found in trusted.items() if label not in by_label}
+    held = _by_label(session, kind.all_in(session))
+    _require_single(session, held)
+    unknown = {label: found for label, found in held.items() if label not in by_label}
     if unknown:
-        raise PromiseBroken(f"TRUSTED objects that nobody allowed: {_named(session, unknown)}; one more may export a voice's key")
-    for key, *_ in trusted.values():
-        _audit_master(session, key)
+        what = "TRUSTED objects" if kind.marked else "masters"
+        raise PromiseBroken(f"{what} that nobody allowed: {_named(session, unknown)}; one more may export a voice's key")
+    for key, *_ in held.values():
+        _audit_master(session, key, kind)
     names = _audit_names(session, frozenset(by_label))
-    missing = sorted({master.label for master in (allowed if required is None else required)} - set(trusted))
+    missing = sorted({master.label for master in (allowed if required is None else required)} - set(held))
     if missing:
         raise MasterMissing(f"the token does not hold {', '.join(missing)}")
-    _audit_objects(session, names | trusted.keys())
-    return Held(tuple(sorted(by_label[label] for label in trusted)), names)
+    _audit_objects(session, names | held.keys())
+    return Held(tuple(sorted(by_label[label] for label in held)), names)
 
 
-def _audit_master(session: TokenSession, key: int) -> None:
+def _audit_master(session: TokenSession, key: int, kind: MasterKind) -> None:
     label = text(session, key, Attribute.LABEL)
     only_key_wrap = int(Mechanism.AES_KEY_WRAP).to_bytes(8, sys.byteorder)
     for attribute, wanted in (
@@ -67,6 +75,7 @@ def _audit_master(session: TokenSession, key: int) -> None:
         (Attribute.SIGN, FALSE),
         (Attribute.DERIVE, FALSE),
         (Attribute.ALLOWED_MECHANISMS, only_key_wrap),
+        *(() if kind.marked else ((Attribute.COPYABLE, FALSE),)),
     ):
         if session.calls.read(session.handle, key, attribute) != wanted:
             raise PromiseBroken(f"{label} does not have {attribute.name} as its template says")
@@ -141,25 +150,23 @@ def text(session: TokenSession, key: int, attribute: Attribute) -> str:
     return session.calls.read(session.handle, key, attribute).decode(errors="replace")
 
 
-def probe(session: TokenSession, master: RingMaster) -> None:
+def probe(session: TokenSession, master: RingMaster, kind: MasterKind = TRUSTED_MASTERS) -> None:
     """Raise PromiseBroken if the module allows, for this master, what must be refused. Leaves no key behind."""
     calls, handle = session.calls, session.handle
-    key = session.key(master.label, ObjectClass.SECRET_KEY, trusted=True)
-    dek = calls.generate_key(handle, Mechanism.AES_KEY_GEN, DEK_SEALING)
-    own = calls.generate_key(handle, Mechanism.AES_KEY_GEN, _OWN_WRAPPING_KEY)
+    key = session.key(master.label, ObjectClass.SECRET_KEY, trusted=kind.marked)
+    own = calls.generate_key(handle, Mechanism.AES_KEY_GEN, OWN_WRAPPING_KEY)
+    dek, wrapped = kind.new_dek(session, key)
     try:
-        wrapped = calls.wrap(handle, key, dek)
-        calls.destroy(handle, calls.unwrap(handle, key, wrapped, DEK_OPENING))  # the right request succeeds
+        calls.destroy(handle, calls.unwrap(handle, key, wrapped, kind.right))  # the right request succeeds
         attempts: dict[str, Callable[[], int | None]] = {
-            f"unwrap with {name}": _attempt_unwrap(session, key, wrapped, template) for name, template in _WEAKER.items()
+            f"unwrap with {name}": _attempt_unwrap(session, key, wrapped, template) for name, template in _weaker(kind).items()
         }
+        attempts |= kind.attempts(session, key, dek, own)
         attempts |= {
-            "wrap a voice's key under a key that is not TRUSTED": lambda: _nothing(calls.wrap(handle, own, dek)),
             "wrap a voice's key by AES-CBC": lambda: _nothing(calls.wrap(handle, key, dek, Mechanism.AES_CBC)),
             "wrap the master itself": lambda: _nothing(calls.wrap(handle, key, key)),
             "read the master's value": lambda: _nothing(calls.read(handle, key, Attribute.VALUE)),
             "read a voice's key": lambda: _nothing(calls.read(handle, dek, Attribute.VALUE)),
-            "let the user make a TRUSTED key": lambda: calls.generate_key(handle, Mechanism.AES_KEY_GEN, _FORGED_TRUSTED),
             "let the master decrypt": lambda: calls.set(handle, key, {Attribute.DECRYPT: True}),
             "copy the master to one that decrypts": lambda: calls.copy(
                 handle, key, {Attribute.TOKEN: False, Attribute.DECRYPT: True}
@@ -170,24 +177,21 @@ def probe(session: TokenSession, master: RingMaster) -> None:
         }
         for promise, attempt in attempts.items():
             _must_refuse(session, promise, attempt)
-        for attribute in DEK:
-            _must_not_weaken(session, key, wrapped, attribute)
+        for attribute in kind.dek:
+            _must_not_weaken(session, key, wrapped, kind.right, attribute)
     finally:
         calls.destroy(handle, dek)
         calls.destroy(handle, own)
 
 
-def answers_to_unwraps(session: TokenSession, master: RingMaster) -> dict[str, str]:
+def answers_to_unwraps(session: TokenSession, master: RingMaster, kind: MasterKind = TRUSTED_MASTERS) -> dict[str, str]:
     """What the token answers to C_UnwrapKey of a fresh DEK with the full template, and with weaker ones: `OK` or a CKR name."""
     calls, handle = session.calls, session.handle
-    key = session.key(master.label, ObjectClass.SECRET_KEY, trusted=True)
-    dek = calls.generate_key(handle, Mechanism.AES_KEY_GEN, DEK_SEALING)
-    try:
-        wrapped = calls.wrap(handle, key, dek)
-    finally:
-        calls.destroy(handle, dek)
+    key = session.key(master.label, ObjectClass.SECRET_KEY, trusted=kind.marked)
+    dek, wrapped = kind.new_dek(session, key)
+    calls.destroy(handle, dek)
     answers = {}
-    for name, template in {"the full template": DEK_OPENING, **_WEAKER}.items():
+    for name, template in {"the full template": kind.right, **_weaker(kind)}.items():
         try:
             calls.destroy(handle, calls.unwrap(handle, key, wrapped, template))
             answers[name] = "OK"
@@ -208,9 +212,9 @@ def _must_refuse(session: TokenSession, promise: str, attempt: Callable[[], int 
     raise PromiseBroken(f"the module must refuse to {promise}, and does not")
 
 
-def _must_not_weaken(session: TokenSession, key: int, wrapped: bytes, left_out: Attribute) -> None:
+def _must_not_weaken(session: TokenSession, key: int, wrapped: bytes, right: Template, left_out: Attribute) -> None:
     """An unwrap that leaves one attribute out is refused, or gives what the template says: some modules add, others compare."""
-    template = {name: value for name, value in DEK_OPENING.items() if name != left_out}
+    template = {name: value for name, value in right.items() if name != left_out}
     try:
         made = session.calls.unwrap(session.handle, key, wrapped, template)
     except CallFailed as error:
@@ -219,7 +223,7 @@ def _must_not_weaken(session: TokenSession, key: int, wrapped: bytes, left_out: 
         return
     value = session.calls.read(session.handle, made, left_out)
     session.calls.destroy(session.handle, made)
-    wanted = DEK_OPENING[left_out]
+    wanted = right[left_out]
     if not isinstance(wanted, int) or int.from_bytes(value, sys.byteorder) != wanted:
         raise PromiseBroken(f"the module weakens {left_out.name} of a voice's key where an unwrap leaves it out")
 
@@ -232,28 +236,8 @@ def _nothing(_: bytes) -> None:
     """What came out is not kept: that anything did is the breach."""
 
 
-_WEAKER: Mapping[str, Template] = {
-    f"{attribute.name} {value!r}": {**DEK_OPENING, attribute: value}
-    for attribute, value in (
-        (Attribute.KEY_TYPE, KeyType.GENERIC_SECRET),
-        (Attribute.SENSITIVE, False),
-        (Attribute.EXTRACTABLE, False),
-        (Attribute.WRAP_WITH_TRUSTED, False),
-        (Attribute.TOKEN, True),
-        (Attribute.PRIVATE, False),
-        (Attribute.WRAP, True),
-        (Attribute.UNWRAP, True),
-        (Attribute.DERIVE, True),
-        (Attribute.COPYABLE, True),
-        (Attribute.MODIFIABLE, True),
-    )
-}
-
-_OWN_WRAPPING_KEY: Template = {
-    Attribute.VALUE_LEN: AES_BYTES,
-    Attribute.TOKEN: False,
-    Attribute.PRIVATE: True,
-    Attribute.WRAP: True,
-    Attribute.UNWRAP: True,
-}
-_FORGED_TRUSTED: Template = {**_OWN_WRAPPING_KEY, Attribute.TRUSTED: True}
+def _weaker(kind: MasterKind) -> dict[str, Template]:
+    """The right request with one attribute of the fixed part changed: each answer but a refusal is another key than promised."""
+    changed: dict[Attribute, int] = {Attribute.KEY_TYPE: KeyType.GENERIC_SECRET}
+    changed |= {name: not value for name, value in kind.dek.items() if isinstance(value, bool)}
+    return {f"{name.name} {value!r}": {**kind.right, name: value} for name, value in changed.items()}

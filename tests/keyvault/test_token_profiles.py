@@ -10,6 +10,7 @@ from hsm_fixtures import USER_PIN, ServingToken, in_own_process
 from keyvault.errors import KeyVaultError, ModuleRefused
 from keyvault.hsm import RingMaster
 from keyvault.pkcs11_hsm import Pkcs11Hsm
+from keyvault.pkcs11_masters import SplitMasters
 from keyvault.pkcs11_start import TokenConfig
 from keyvault.quirks import PROFILES, Templates, chosen, measured
 
@@ -31,16 +32,21 @@ def test_a_module_is_known_by_its_description_or_is_generic() -> None:
     assert chosen("generic", "SoftHSM").name == "generic"
 
 
-@pytest.mark.parametrize("name", ["nss", "luna"])
-def test_a_module_without_trusted_keys_is_refused(name: str) -> None:
-    with pytest.raises(ModuleRefused, match="no TRUSTED AES keys"):
-        chosen(name)
-    with pytest.raises(ModuleRefused, match="no TRUSTED AES keys"):
-        chosen(None, PROFILES[name].recognised_by[0])
+def test_a_module_that_lets_shut_keys_out_is_refused() -> None:
+    for attempt in (("nss",), (None, PROFILES["nss"].recognised_by[0])):
+        with pytest.raises(ModuleRefused, match="'nss' are never served from"):
+            chosen(*attempt)
+
+
+def test_only_modules_without_trusted_masters_have_a_rotation_token() -> None:
+    assert chosen(None, PROFILES["luna"].recognised_by[0]).masters(rotation=True) == SplitMasters(rotation=True)
+    assert chosen("softhsm-split").masters() == SplitMasters()
+    with pytest.raises(ModuleRefused, match="has no rotation token"):
+        chosen("softhsm").masters(rotation=True)
 
 
 def test_an_unknown_profile_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ModuleRefused, match="softhsm, nss, cloudhsm, luna, generic"):
+    with pytest.raises(ModuleRefused, match="softhsm, softhsm-split, nss, cloudhsm, luna, generic, generic-split"):
         chosen("softhsm2")
 
 
