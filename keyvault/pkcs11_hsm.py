@@ -13,27 +13,16 @@ from keyvault.breaker import Breaker
 from keyvault.errors import KeyGone, KeyNotFound, SealBroken, UnwrapRejected
 from keyvault.hsm import Canary, KeyName, NewDek, OpenDek, RingMaster, signer_label
 from keyvault.hsm_listeners import UNHEARD, Listeners
-from keyvault.pkcs11_deks import (
-    OPENING,
-    SIGNING,
-    OpeningDek,
-    SealingDek,
-    SessionCanary,
-    SessionKey,
-    generate_wrapped,
-    open_sealed,
-    rewrapped,
-    seal,
-    unwrap,
-)
+from keyvault.pkcs11_deks import OpeningDek, SealingDek, SessionCanary, SessionKey, open_sealed, seal, unwrap
+from keyvault.pkcs11_masters import MasterKind
 from keyvault.pkcs11_names import Mechanism, ObjectClass
 from keyvault.pkcs11_pool import Figures, SessionPool
-from keyvault.pkcs11_raw import GCM_NONCE, GCM_TAG, Template
+from keyvault.pkcs11_raw import GCM_NONCE, GCM_TAG
 from keyvault.pkcs11_start import Module, TokenConfig, TokenSession, starting_alone
 from keyvault.pkcs11_structures import EncodedTemplate
 from keyvault.pkcs11_watch import Watch
 from keyvault.refusals import Held, audit, probe
-from keyvault.templates import CANARY, DEK_SEALING, KEYS, KeyPlan
+from keyvault.templates import KEYS, KeyPlan
 
 _PIECE = 100
 """Re-wraps in one operation on a session: far from what counts as a call that hangs."""
@@ -44,8 +33,9 @@ _P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 class Pkcs11Hsm:
     """One token behind the `SiteHsm` protocol. Made by `open`; methods may be called from any thread of this process."""
 
-    def __init__(self, pool: SessionPool, breaker: Breaker, config: TokenConfig, listeners: Listeners) -> None:
+    def __init__(self, pool: SessionPool, breaker: Breaker, config: TokenConfig, listeners: Listeners, kind: MasterKind) -> None:
         self._token = pool
+        self._kind = kind
         self._breaker = breaker
         self._listeners = listeners
         self._found = Held((), frozenset())
@@ -73,17 +63,17 @@ class Pkcs11Hsm:
         with starting_alone(config.folder):
             module = Module(config.module, config.folder)
             try:
-                profile = quirks.chosen(config.profile, *module.description) if expected_masters else None
-                breaker = Breaker(listeners.breaker)
-                hsm = cls(SessionPool(module, config, pin, breaker, listeners.worn), breaker, config, listeners)
+                profile = quirks.chosen(config.profile, *module.description)
+                breaker, kind = Breaker(listeners.breaker), profile.masters(rotation=config.rotation)
+                hsm = cls(SessionPool(module, config, pin, breaker, listeners.worn), breaker, config, listeners, kind)
             except BaseException:
                 module.stop()
                 raise
             try:
                 hsm.refresh(expected_masters, expected_masters if required_masters is None else required_masters)
-                if profile is not None and hsm.masters():
+                if hsm.masters():
                     with hsm._token.new_session() as session:
-                        quirks.require(session, hsm.masters()[-1], profile)
+                        quirks.require(session, hsm.masters()[-1], profile, kind)
             except BaseException:
                 hsm.close()
                 raise
@@ -94,12 +84,12 @@ class Pkcs11Hsm:
 
     def refresh(self, allowed: Sequence[RingMaster], required: Sequence[RingMaster]) -> None:
         with self._token.new_session() as session:
-            found = audit(session, allowed, required)
+            found = audit(session, allowed, required, self._kind)
             for master in found.masters:
                 if master not in self._found.masters:
-                    probe(session, master)
+                    probe(session, master, self._kind)
         self._found, self._allowed = found, tuple(allowed)
-        self._token.audit = lambda session: audit(session, self._allowed, ())
+        self._token.audit = lambda session: audit(session, self._allowed, (), self._kind)
 
     @property
     def failing(self) -> bool:
@@ -113,12 +103,12 @@ class Pkcs11Hsm:
 
     @contextmanager
     def new_dek(self, master: RingMaster) -> Iterator[NewDek]:
-        with self._made(master, DEK_SEALING) as (key, wrapped):
+        with self._made(master, self._kind.new_dek) as (key, wrapped):
             yield SealingDek(key, wrapped)
 
     @contextmanager
     def open_dek(self, master: RingMaster, wrapped: bytes, check: Callable[[], None] | None = None) -> Iterator[OpenDek]:
-        with self._unwrapped(master, wrapped, OPENING, check) as key:
+        with self._unwrapped(master, wrapped, self._kind.opening, check) as key:
             yield OpeningDek(key)
 
     def rewrap(self, wrapped: bytes, source: RingMaster, target: RingMaster) -> bytes:
@@ -133,7 +123,9 @@ class Pkcs11Hsm:
 
         def move(piece: Sequence[bytes]) -> list[bytes | UnwrapRejected]:
             self._count(len(piece))
-            return self._token.run(lambda session: rewrapped(session, _master(session, source), _master(session, target), piece))
+            return self._token.run(
+                lambda session: self._kind.rewrapped(session, self._master(session, source), self._master(session, target), piece)
+            )
 
         return [moved for start in range(0, len(wrapped), _PIECE) for moved in move(wrapped[start : start + _PIECE])]
 
@@ -201,16 +193,16 @@ class Pkcs11Hsm:
         return self._token.run(lambda session: session.calls.random(session.handle, length))
 
     def held(self) -> dict[str, tuple[str, ...]]:
-        return self._token.run(pkcs11_objects.held)
+        return self._token.run(lambda session: pkcs11_objects.held(session, self._kind))
 
     @contextmanager
     def new_canary(self, master: RingMaster) -> Iterator[Canary]:
-        with self._made(master, CANARY) as (key, blob):
+        with self._made(master, self._kind.new_canary) as (key, blob):
             yield SessionCanary(key, blob)
 
     @contextmanager
     def open_canary(self, master: RingMaster, blob: bytes) -> Iterator[Canary]:
-        with self._unwrapped(master, blob, SIGNING) as key:
+        with self._unwrapped(master, blob, self._kind.signing) as key:
             yield SessionCanary(key, blob)
 
     def dek_mac(self, master: RingMaster, wrapped: bytes, data: bytes) -> bytes:
@@ -247,13 +239,13 @@ class Pkcs11Hsm:
         self._token.close()
 
     @contextmanager
-    def _made(self, master: RingMaster, template: Template) -> Iterator[tuple[SessionKey, bytes]]:
+    def _made(
+        self, master: RingMaster, make: Callable[[TokenSession, int], tuple[int, bytes]]
+    ) -> Iterator[tuple[SessionKey, bytes]]:
         """A session key just made, and the same wrapped, until the block ends."""
         self._require(master)
         self._count(1)
-        home, (handle, wrapped) = self._token.run(
-            lambda session: (session, generate_wrapped(session, _master(session, master), template))
-        )
+        home, (handle, wrapped) = self._token.run(lambda session: (session, make(session, self._master(session, master))))
         with SessionKey(self._token, handle, home) as key:
             yield key, wrapped
 
@@ -265,7 +257,7 @@ class Pkcs11Hsm:
         self._count(1)
 
         def checked(session: TokenSession) -> tuple[TokenSession, int]:
-            wrapping = _master(session, master)
+            wrapping = self._master(session, master)
             if check is not None:
                 check()
             return session, unwrap(session, wrapping, wrapped, template)
@@ -288,6 +280,9 @@ class Pkcs11Hsm:
             raise KeyNotFound(f"this token holds no key {name}")
         return plan
 
+    def _master(self, session: TokenSession, master: RingMaster) -> int:
+        return _known(session, master.label, trusted=self._kind.marked)
+
     def _require(self, master: RingMaster) -> None:
         if master not in self._found.masters:
             raise KeyNotFound(f"this token does not serve {master.label}")
@@ -299,10 +294,6 @@ def _known(session: TokenSession, label: str, kind: ObjectClass = ObjectClass.SE
         return session.key(label, kind, trusted=trusted)
     except KeyNotFound as error:
         raise KeyGone(f"{label} was in the token at start and is gone") from error
-
-
-def _master(session: TokenSession, master: RingMaster) -> int:
-    return _known(session, master.label, trusted=True)
 
 
 def _low_s(signature: bytes) -> bytes:
