@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -17,7 +18,9 @@ from installation import VARIABLES, Installation
 
 from keyvault.signing.versions import LEAST_OVERLAP, LOOK_S
 from policies import jws
+from service.audit_bundles import export_bundle, verify_bundle
 from service.cli.exits import Exit
+from service.site import Site
 from service.sync.admin import SiteRefused, ask
 
 SECONDS = str(LEAST_OVERLAP.total_seconds())
@@ -94,3 +97,21 @@ def test_clients_notice_nothing_from_the_first_publication_to_the_end_of_the_old
     assert states(installation)["token-signer/1"] == "destroyed"
     assert len(published(installation)[0]) == 1
     assert installation.pid_of("service.vault") == pids, "no worker was replaced"
+
+
+@pytest.mark.soak
+def test_the_log_hands_over_while_it_runs_and_the_first_fingerprint_still_verifies(new_installation: Any, tmp_path: Path) -> None:
+    installation: Installation = new_installation()
+    installation.start()
+    client, bundle = installation.client("studio"), tmp_path / "bundle"
+    log = installation.pid_of("service.log")
+    assert signer(installation, "hand-over", "--dry-run")["changed"] is False
+    assert signer(installation, "hand-over", "--yes")["version"] == 2
+    until = time.monotonic() + 30
+    while "hand-over " not in (bundle.read_text() if bundle.exists() else ""):
+        assert time.monotonic() < until
+        client.voices()
+        export_bundle(installation.settings, bundle)
+        time.sleep(0.5)
+    assert verify_bundle(bundle, Site.load(installation.settings.site_file).audit_key.fingerprint).holds
+    assert installation.pid_of("service.log") == log
