@@ -33,7 +33,8 @@ from policies.audit.store import AuditStore
 from service.errors import DatabaseUnavailable, StepFailed
 from service.isolation import establish, harden_process, start
 from service.key_events import KeyEventRecorder
-from service.logs import configure_logging, last_words
+from service.log_files import last_words
+from service.logs import configure_logging
 from service.masters import serving_token
 from service.settings import Settings
 
