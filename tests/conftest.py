@@ -8,4 +8,4 @@ import os
 # Before anything imports the ONNX Runtime, which would report to its maker (voiceprints.models.require_no_telemetry).
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
-pytest_plugins = ["postgres_fixture", "hsm_fixtures", "house", "installation", "spoken"]
+pytest_plugins = ["postgres_fixture", "hsm_fixtures", "house", "installation", "spoken", "split_tokens"]

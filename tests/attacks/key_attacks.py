@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from ctypes import addressof, byref, c_ubyte, c_ulong, c_void_p, sizeof
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pkcs11
@@ -15,7 +15,7 @@ from pkcs11 import Attribute as A
 from weak_masters import LEFT_OUT
 
 from keyvault.pkcs11_names import Attribute, KeyType, Mechanism, ObjectClass
-from keyvault.pkcs11_raw import RawCalls
+from keyvault.pkcs11_raw import RawCalls, Template
 from keyvault.pkcs11_structures import CkMechanism, EncodedTemplate
 from keyvault.templates import DEK_OPENING
 
@@ -30,9 +30,11 @@ class Attacker:
     dek: int
     wrapped: bytes
     python: Any
+    right: Template = field(default_factory=lambda: DEK_OPENING)
+    """What an honest unwrap asks for."""
 
     def unwrap(self, **weaker: Any) -> int:
-        template = {**DEK_OPENING, **{Attribute[name]: value for name, value in weaker.items()}}
+        template = {**self.right, **{Attribute[name]: value for name, value in weaker.items()}}
         return self.calls.unwrap(self.session, self.master, self.wrapped, {k: v for k, v in template.items() if v is not LEFT_OUT})
 
     def value(self, key: int) -> bytes:
@@ -100,6 +102,21 @@ def wrap_under_own_key(a: Attacker) -> bytes:
     )
     blob = a.calls.wrap(a.session, own, a.unwrap(WRAP_WITH_TRUSTED=False))
     return unwrapped(a.value(own), blob)
+
+
+def wrap_extractable_under_own_key(a: Attacker) -> bytes:
+    """Unwrapped as extractable, a key leaves under the attacker's own."""
+    own = a.own_key(SENSITIVE=False, EXTRACTABLE=True)
+    return unwrapped(a.value(own), a.calls.wrap(a.session, own, a.unwrap(EXTRACTABLE=True)))
+
+
+def wrap_again(a: Attacker) -> bytes:
+    """Under the master itself: a blob that another token might take for something else."""
+    return a.calls.wrap(a.session, a.master, a.dek)
+
+
+def clone_the_master(a: Attacker) -> bytes:
+    return done(a.calls.copy(a.session, a.master, {}))
 
 
 def wrap_the_born_key_under_own_key(a: Attacker) -> bytes:
@@ -204,9 +221,9 @@ def wrap_a_known_key_as_a_dek(a: Attacker) -> bytes:
 # Requests that only a program of his own can form
 
 
-def _twice(name: Attribute, *, false_first: bool) -> EncodedTemplate:
+def _twice(right: Template, name: Attribute, *, false_first: bool) -> EncodedTemplate:
     """The full template with one attribute a second time, FALSE: before its honest self, or after it."""
-    extra, rest = {Attribute.ID: b"\0"}, {key: value for key, value in DEK_OPENING.items() if key is not Attribute.MODIFIABLE}
+    extra, rest = {Attribute.ID: b"\0"}, {key: value for key, value in right.items() if key is not Attribute.MODIFIABLE}
     order = {**extra, **rest} if false_first else {**rest, **extra}
     encoded = EncodedTemplate({**order, Attribute.MODIFIABLE: False})
     (place,) = (place for place in encoded.array if place.type == Attribute.ID)
@@ -215,15 +232,15 @@ def _twice(name: Attribute, *, false_first: bool) -> EncodedTemplate:
 
 
 def twice_with_false_first(a: Attacker) -> bytes:
-    return a.value(a.calls.unwrap(a.session, a.master, a.wrapped, _twice(Attribute.SENSITIVE, false_first=True)))
+    return a.value(a.calls.unwrap(a.session, a.master, a.wrapped, _twice(a.right, Attribute.SENSITIVE, false_first=True)))
 
 
 def twice_with_false_last(a: Attacker) -> bytes:
-    return a.value(a.calls.unwrap(a.session, a.master, a.wrapped, _twice(Attribute.SENSITIVE, false_first=False)))
+    return a.value(a.calls.unwrap(a.session, a.master, a.wrapped, _twice(a.right, Attribute.SENSITIVE, false_first=False)))
 
 
 def sensitive_of_no_length(a: Attacker) -> bytes:
-    encoded = EncodedTemplate(DEK_OPENING)
+    encoded = EncodedTemplate(a.right)
     (place,) = (place for place in encoded.array if place.type == Attribute.SENSITIVE)
     place.length = 0
     return a.value(a.calls.unwrap(a.session, a.master, a.wrapped, encoded))
@@ -251,7 +268,7 @@ def unwrap_by(name: str) -> Callable[[Attacker], bytes]:
         master, blob = a.object(a.master), a.wrapped
         with suppress(pkcs11.PKCS11Error):
             blob = master.wrap_key(a.object(a.dek), mechanism=mechanism)
-        template = {A(int(name)): value for name, value in DEK_OPENING.items()}
+        template = {A(int(name)): value for name, value in a.right.items()}
         template |= {A.CLASS: pkcs11.ObjectClass.SECRET_KEY, A.KEY_TYPE: pkcs11.KeyType.AES}
         parameter = bytes(16) if name.startswith("AES_CBC") else None
         kinds = (pkcs11.ObjectClass.SECRET_KEY, pkcs11.KeyType.AES)
@@ -307,7 +324,7 @@ def derive_from_the_master(a: Attacker) -> bytes:
 
 
 def trusted_on_unwrap(a: Attacker) -> bytes:
-    return done(a.calls.unwrap(a.session, a.master, a.wrapped, {Attribute.TRUSTED: True, **DEK_OPENING}))
+    return done(a.calls.unwrap(a.session, a.master, a.wrapped, {Attribute.TRUSTED: True, **a.right}))
 
 
 def trusted_on_copy(a: Attacker) -> bytes:
