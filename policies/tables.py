@@ -151,6 +151,14 @@ authority_change = Table(
     Column("key", Text, primary_key=True),
     Column("row_version", Integer, primary_key=True, autoincrement=False),
 )
+authority_unsent = Table(
+    "authority_unsent",
+    metadata,
+    Column("kind", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("row_version", Integer, nullable=False),
+)
+"""Rows that the other site has not confirmed yet, each with the version to be sent. Taken out once it has."""
 
 
 def _newest(table: Table, key: ColumnElement[Any]) -> ScalarSelect[int]:

@@ -37,6 +37,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
         "quota": "SELECT, INSERT, UPDATE, DELETE",
         "usage": "SELECT, INSERT, UPDATE, DELETE",
         "authority_change": "SELECT, INSERT",
+        "authority_unsent": "SELECT, INSERT, UPDATE, DELETE",
         "policy_activation": "SELECT, INSERT",
         "used_token": "SELECT, INSERT, DELETE",
         "upload_ticket": "SELECT, INSERT, DELETE",

@@ -59,6 +59,7 @@ def upgrade() -> None:
         op.execute(f"ALTER TABLE {table} FORCE ROW LEVEL SECURITY")
     _activations()
     _signing_keys()
+    _unsent()
 
     # Recordings that answered a liveness nonce, as MACs: each counts once for as long as there is the voice.
     op.create_table(
@@ -101,6 +102,20 @@ def _signing_keys() -> None:
         _column("mac", sa.LargeBinary),
         sa.CheckConstraint(f"octet_length(mac) = {MAC_BYTES}", name="mac"),
     )
+
+
+def _unsent() -> None:
+    """What the other site is still to be told of who may do what: to begin with, every client and consent, and every voice that
+    was changed since its key was sent."""
+    op.create_table(
+        "authority_unsent",
+        *(sa.Column(name, sa.Text, primary_key=True) for name in ("kind", "key")),
+        _column("row_version", sa.Integer),
+    )
+    known = (("client", "client_id", "true"), ("consent", "consent_id", "true"), ("voice", "voice_id", "row_version > 1"))
+    for table, key, which in known:  # names of ours, and nothing else
+        rows = f"SELECT '{table}', {key}::text, row_version FROM {table} WHERE {which}"  # noqa: S608
+        op.execute(f"INSERT INTO authority_unsent (kind, key, row_version) {rows}")
 
 
 def downgrade() -> None:
