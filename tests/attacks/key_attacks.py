@@ -80,11 +80,11 @@ def in_software(a: Attacker, master: int) -> bytes:
 
 
 def read_in_clear(a: Attacker) -> bytes:
-    return a.value(a.unwrap(SENSITIVE=False))
+    return a.value(a.unwrap(SENSITIVE=False, EXTRACTABLE=True))
 
 
 def leave_sensitive_out(a: Attacker) -> bytes:
-    return a.value(a.unwrap(SENSITIVE=LEFT_OUT))
+    return a.value(a.unwrap(SENSITIVE=LEFT_OUT, EXTRACTABLE=True))
 
 
 def wrap_under_own_key(a: Attacker) -> bytes:
@@ -232,11 +232,19 @@ def _twice(right: Template, name: Attribute, *, false_first: bool) -> EncodedTem
 
 
 def twice_with_false_first(a: Attacker) -> bytes:
-    return a.value(a.calls.unwrap(a.session, a.master, a.wrapped, _twice(a.right, Attribute.SENSITIVE, false_first=True)))
+    return a.value(
+        a.calls.unwrap(
+            a.session, a.master, a.wrapped, _twice({**a.right, Attribute.EXTRACTABLE: True}, Attribute.SENSITIVE, false_first=True)
+        )
+    )
 
 
 def twice_with_false_last(a: Attacker) -> bytes:
-    return a.value(a.calls.unwrap(a.session, a.master, a.wrapped, _twice(a.right, Attribute.SENSITIVE, false_first=False)))
+    return a.value(
+        a.calls.unwrap(
+            a.session, a.master, a.wrapped, _twice({**a.right, Attribute.EXTRACTABLE: True}, Attribute.SENSITIVE, false_first=False)
+        )
+    )
 
 
 def sensitive_of_no_length(a: Attacker) -> bytes:
