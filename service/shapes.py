@@ -51,6 +51,9 @@ def _in_utc(moment: datetime) -> datetime:
         raise ValueError("beyond the calendar") from None
 
 
+_A_VOICE = Field(examples=["6f9619ff-8b86-4d01-b42d-00cf4fc964ff"])
+
+
 class Shape(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -58,8 +61,8 @@ class Shape(BaseModel):
 class SpeechRequest(Shape):
     """Speak `input` in `voice`. The token must carry the SHA-256 of `input` as UTF-8."""
 
-    input: Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
-    voice: UUID
+    input: Annotated[str, Field(min_length=1, max_length=MAX_TEXT, examples=["Good morning."])]
+    voice: Annotated[UUID, _A_VOICE]
     model: Literal["hibari"] = "hibari"
     response_format: Literal["wav", "pcm"] = "wav"
     speed: Annotated[float, Field(ge=0.25, le=4.0)] = 1.0
@@ -68,13 +71,13 @@ class SpeechRequest(Shape):
 class ConsentRequest(Shape):
     """What a speaker allowed: purposes, territory (ISO 3166 alpha-2, or `*`), until when, and the evidence for it."""
 
-    subject: Name
-    purposes: Annotated[list[Literal["speak", "compare", "identify"]], Field(min_length=1, max_length=3)]
+    subject: Annotated[Name, Field(examples=["speaker 17"])]
+    purposes: Annotated[list[Literal["speak", "compare", "identify"]], Field(min_length=1, max_length=3, examples=[["speak"]])]
     territory: Annotated[
         list[Annotated[str, StringConstraints(pattern=r"^([A-Z]{2}|\*)$")]], Field(min_length=1, max_length=50)
     ] = ["*"]
-    expires_at: Annotated[AwareDatetime, AfterValidator(_in_utc)]
-    evidence: Annotated[str, Field(min_length=1, max_length=10_000)]
+    expires_at: Annotated[AwareDatetime, AfterValidator(_in_utc), Field(examples=["2030-01-01T00:00:00Z"])]
+    evidence: Annotated[str, Field(min_length=1, max_length=10_000, examples=["signed form 17"])]
 
 
 class ConsentAnswer(Shape):
@@ -112,7 +115,7 @@ class UploadAnswer(Shape):
 class BrowserKeyRequest(Shape):
     """The one-time code that this browser was given."""
 
-    code: Annotated[str, Field(min_length=1, max_length=64)]
+    code: Annotated[str, Field(min_length=1, max_length=64, examples=["A" * 43])]
 
 
 class BrowserKeyAnswer(Shape):
@@ -145,7 +148,7 @@ class BandAnswer(Shape):
 class LivenessRequest(Shape):
     """The voice whose speaker is to say digits."""
 
-    voice: UUID
+    voice: Annotated[UUID, _A_VOICE]
 
 
 class LivenessAnswer(Shape):
@@ -170,7 +173,11 @@ class TokenAnswer(Shape):
     authorization_details: list[dict[str, object]]
 
 
-class ProblemBody(Shape):
+class ProblemBody(BaseModel):
+    """What was refused, and what to do. Some refusals name measured values and thresholds beside it, never what was sent."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
     code: str
     message: str
     fix: str
@@ -182,3 +189,40 @@ class Problem(Shape):
     """Every refusal has this form; `code` is stable."""
 
     error: ProblemBody
+
+
+class Index(Shape):
+    name: str
+    what: str
+    openapi: str
+    keys: str
+    health: list[str]
+
+
+class Health(Shape):
+    status: Literal["ok"]
+
+
+class Readiness(Shape):
+    """`broken`: the parts that are missing."""
+
+    status: Literal["ready", "unready"]
+    broken: list[str] | None = None
+
+
+class KeySet(Shape):
+    """RFC 7517."""
+
+    keys: list[dict[str, object]]
+
+
+class SpeechModel(Shape):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class ModelList(Shape):
+    object: Literal["list"]
+    data: list[SpeechModel]

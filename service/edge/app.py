@@ -14,6 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
+from service.edge.document import document
 from service.edge.limits import App, BodyCap
 from service.edge.proxied import ProxiedCertificate
 from service.edge.relay import Relay
@@ -68,6 +69,8 @@ def create_app(
         app.add_middleware(callers)  # added last, it is the outermost: it is asked first
     for routes in (system, tokens, browsers, tickets, voices, liveness, speech):
         app.include_router(routes.router)
+    described = document(app)
+    app.openapi = lambda: described  # type: ignore[method-assign]  # FastAPI's documented way
     app.add_exception_handler(RequestValidationError, _malformed)
     app.add_exception_handler(HTTPException, _plain)
     app.add_exception_handler(ClientDisconnect, _gone)

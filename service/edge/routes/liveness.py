@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.edge.routes.answers import PROBLEMS
+from service.edge.routes.answers import CLIENT, HEARD, PROBLEMS
 from service.edge.routes.voices import AUDIO, form
 from service.edge.uploads import framed
 from service.shapes import LivenessAnswer, LivenessPass, LivenessRequest
@@ -14,7 +14,7 @@ from service.shapes import LivenessAnswer, LivenessPass, LivenessRequest
 router = APIRouter(tags=["liveness"])
 
 
-@router.post("/v1/liveness", status_code=201, response_model=LivenessAnswer, responses=PROBLEMS)
+@router.post("/v1/liveness", status_code=201, response_model=LivenessAnswer, responses=PROBLEMS, openapi_extra=CLIENT)
 async def ask(request: Request, body: LivenessRequest) -> Response:
     """Six digits for the voice's speaker to say within a minute, by themselves, in English. One recording may answer."""
     answer: Response = await request.app.state.relay.forward(request, body.model_dump_json().encode())
@@ -22,7 +22,10 @@ async def ask(request: Request, body: LivenessRequest) -> Response:
 
 
 @router.post(
-    "/v1/liveness/{challenge}", response_model=LivenessPass, responses=PROBLEMS, openapi_extra=form({"audio": AUDIO}, ["audio"])
+    "/v1/liveness/{challenge}",
+    response_model=LivenessPass,
+    responses=HEARD,
+    openapi_extra=form({"audio": AUDIO}, ["audio"]) | CLIENT,
 )
 async def hear(request: Request, challenge: str) -> Response:  # noqa: ARG001 — the vault reads it from the path
     """The recording in which the speaker says the digits. A pass for one token within another minute, or a refusal."""

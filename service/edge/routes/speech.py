@@ -6,14 +6,20 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from service.edge.routes.answers import PROBLEMS
-from service.shapes import SpeechRequest
+from service.edge.routes.answers import CERTIFICATE, CERTIFIED, SPEAKING, SPOKEN
+from service.shapes import ModelList, SpeechRequest
 
 router = APIRouter(tags=["speech"])
 
 
+_SOUND = {"schema": {"type": "string", "format": "binary"}}
+
+
 @router.post(
-    "/v1/audio/speech", responses={**PROBLEMS, 200: {"content": {"audio/wav": {}, "audio/pcm": {}}}}, response_class=Response
+    "/v1/audio/speech",
+    responses={**SPOKEN, 200: {"description": "The sound.", "content": {"audio/wav": _SOUND, "audio/pcm": _SOUND}}},
+    response_class=Response,
+    openapi_extra=SPEAKING,
 )
 async def speak(request: Request, body: SpeechRequest) -> Response:
     """Speak `input` in a voice that the token names. The answer is a WAV file, or 24 kHz 16-bit mono samples with `pcm`."""
@@ -21,7 +27,7 @@ async def speak(request: Request, body: SpeechRequest) -> Response:
     return answer
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", response_model=ModelList, responses=CERTIFIED, openapi_extra=CERTIFICATE)
 async def models() -> JSONResponse:
     """The speech models, in OpenAI's form."""
     return JSONResponse(

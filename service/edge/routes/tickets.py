@@ -8,8 +8,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.edge.routes.answers import PROBLEMS
-from service.edge.routes.voices import AUDIO, form
+from service.edge.routes.answers import CLIENT, HEARD, PROBLEMS, TICKET
+from service.edge.routes.voices import AUDIO, NAME, form
 from service.edge.uploads import framed
 from service.problems import problem
 from service.shapes import UploadAnswer, UploadRequest, VoiceAnswer
@@ -17,7 +17,7 @@ from service.shapes import UploadAnswer, UploadRequest, VoiceAnswer
 router = APIRouter(tags=["tickets"])
 
 
-@router.post("/v1/uploads", status_code=201, response_model=UploadAnswer, responses=PROBLEMS)
+@router.post("/v1/uploads", status_code=201, response_model=UploadAnswer, responses=PROBLEMS, openapi_extra=CLIENT)
 async def issue(request: Request, body: UploadRequest) -> Response:
     """A ticket for one enrolment under the consent that the token (purpose `enrol`) names. It lives minutes and works once."""
     answer: Response = await request.app.state.relay.forward(request, body.model_dump_json().encode())
@@ -28,8 +28,8 @@ async def issue(request: Request, body: UploadRequest) -> Response:
     "/v1/enrolments",
     status_code=201,
     response_model=VoiceAnswer,
-    responses=PROBLEMS,
-    openapi_extra=form({"name": {"type": "string"}, "audio": AUDIO}, ["name", "audio"]),
+    responses=HEARD,
+    openapi_extra=form({"name": NAME, "audio": AUDIO}, ["name", "audio"]) | TICKET,
 )
 async def enrol(request: Request) -> Response:
     """Enrol a speaker with `Authorization: Ticket …` and no certificate. It is used up, whatever the recordings are like."""
