@@ -102,12 +102,13 @@ class Hsm(Protocol):
         """
 
     def rewrap(self, wrapped: bytes, source: RingMaster, target: RingMaster) -> bytes:
-        """The same DEK under another master, inside the token. Raises KeyNotFound, UnwrapRejected."""
+        """The same DEK under another master, inside the token. Raises KeyNotFound, UnwrapRejected, and RotationPinNeeded in a
+        token whose masters are not TRUSTED: there another token does it."""
 
     def rewrap_many(self, wrapped: Sequence[bytes], source: RingMaster, target: RingMaster) -> list[bytes | UnwrapRejected]:
         """`rewrap` of each, on one session, in order: the new blob, or why the token refused this one.
 
-        Raises KeyNotFound, HsmUnavailable: then none of it counts.
+        Raises KeyNotFound, HsmUnavailable, RotationPinNeeded: then none of it counts.
         """
 
     def mac(self, key: KeyName, data: bytes) -> bytes:

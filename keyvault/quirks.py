@@ -86,13 +86,18 @@ PROFILES: Mapping[str, Profile] = {
 
 
 def chosen(name: str | None, *descriptions: str) -> Profile:
-    """The named profile, else the one that knows the module's description, else `generic`. Raises ModuleRefused."""
+    """The named profile, else the one that knows the module's description, else `generic`. Raises ModuleRefused.
+
+    A profile whose masters are not TRUSTED is weaker and holds each master twice: it is used where it is named, never found.
+    """
     if name is not None and name not in PROFILES:
         raise ModuleRefused(f"there is no profile {name!r}: GLOTTIS_PKCS11_PROFILE is one of {', '.join(PROFILES)}")
     known = (profile for profile in PROFILES.values() if profile.recognised_by and _knows(profile, descriptions))
     profile = PROFILES[name] if name is not None else next(known, PROFILES["generic"])
     if profile.refused:
         raise ModuleRefused(f"modules of the kind {profile.name!r} are never served from: {profile.refused}")
+    if name is None and not profile.trusted_masters:
+        raise ModuleRefused(f"no AES key can be TRUSTED in modules of the kind {profile.name!r}: name that, GLOTTIS_PKCS11_PROFILE")
     return profile
 
 

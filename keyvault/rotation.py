@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Protocol
 from uuid import UUID
 
 from keyvault.database import Database, Transaction
@@ -80,6 +81,13 @@ class Part:
         return UUID(int=_IDS * (self.index + 1) // self.count - 1)
 
 
+class Mover(Protocol):
+    """Whatever moves keys from one master to another: the serving token, or the one that alone can."""
+
+    def rewrap_many(self, wrapped: Sequence[bytes], source: RingMaster, target: RingMaster) -> list[bytes | UnwrapRejected]:
+        """See `keyvault.hsm.Hsm.rewrap_many`."""
+
+
 @dataclass
 class Outcome:
     """How far a run is. `bad` names each row that was passed over, with the code of the reason; `left` were changed by others
@@ -101,11 +109,13 @@ class Rewrapping:
         recorder: Recorder,
         mac: RecordMac,
         *,
+        mover: Mover | None = None,
         page: int = PAGE,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._database, self._hsm, self._store, self._recorder, self._mac = database, hsm, store, recorder, mac
+        self._mover: Mover = mover or hsm
         self._rings = Rings(hsm, store, recorder, mac)
         self._page, self._clock, self._sleep = page, clock, sleep
 
@@ -205,7 +215,7 @@ class Rewrapping:
         for key in whole if bad else ():
             del bad[key.ref.id]
         wrapped: list[tuple[WrappedKey, bytes]] = []
-        for key, blob in zip(whole, self._hsm.rewrap_many([key.blob for key in whole], walk.source, walk.target), strict=True):
+        for key, blob in zip(whole, self._mover.rewrap_many([key.blob for key in whole], walk.source, walk.target), strict=True):
             if isinstance(blob, UnwrapRejected):
                 bad[key.ref.id] = blob.code
             else:
@@ -229,11 +239,10 @@ class Rewrapping:
 
     def _require_unwraps(self, source: RingMaster, target: RingMaster) -> None:
         """Whether the token moves a key that is certainly good: if not, it is at fault and not the row. Raises HsmUnavailable."""
-        try:
-            with self._hsm.new_dek(source) as dek:
-                self._hsm.rewrap(dek.wrapped, source, target)
-        except UnwrapRejected as error:
-            raise HsmUnavailable(f"the token unwraps nothing under {source.label} any more") from error
+        with self._hsm.new_dek(source) as dek:
+            (moved,) = self._mover.rewrap_many([dek.wrapped], source, target)
+        if isinstance(moved, UnwrapRejected):
+            raise HsmUnavailable(f"the token unwraps nothing under {source.label} any more") from moved
 
     def _require_serving(self, transaction: Transaction, target: RingMaster) -> None:
         """The target still serves, and nobody changes that before `transaction` ends. Raises KeyStateForbids."""

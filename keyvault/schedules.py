@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import Self
 
 from keyvault.database import Database, Transaction
-from keyvault.errors import RecordTampered, ScheduleInvalid, ScheduleUnknown
+from keyvault.errors import RecordTampered, RotationPinNeeded, ScheduleInvalid, ScheduleUnknown
 from keyvault.events import KeyEvent, Recorder
 from keyvault.hsm import RingMaster
 from keyvault.lifecycle import Lifecycle, Officers, Version
@@ -156,7 +156,7 @@ class Schedules:
             case Action.DESTROY:
                 done = self._retire(due, now)
             case Action.REWRAP:
-                done = self._rewrap(due)
+                done = self._rewrap(due, now)
         self._note(done, now)
         return done
 
@@ -175,12 +175,18 @@ class Schedules:
 
     def _asked(self, due: Due, request: str, now: datetime) -> Done:
         """A request waits for officers: they hear of it when it is filed, and again each day."""
+        return self._told(due, {"version": due.master.label, "request": request}, now)
+
+    def _told(self, due: Due, facts: Mapping[str, str | int], now: datetime) -> Done:
         last = due.schedule.last_reminder_at
         waits = last is not None and now - last < REMIND_EVERY
-        return Done(due, "waiting" if waits else "asked", {"version": due.master.label, "request": request})
+        return Done(due, "waiting" if waits else "asked", facts)
 
-    def _rewrap(self, due: Due) -> Done:
-        outcome = self._rewrapping.run(self._rewrapping.plan(due.master.ring), Part(), rate=due.schedule.rate)
+    def _rewrap(self, due: Due, now: datetime) -> Done:
+        try:
+            outcome = self._rewrapping.run(self._rewrapping.plan(due.master.ring), Part(), rate=due.schedule.rate)
+        except RotationPinNeeded as error:  # nothing here has that PIN: people hear of it, and again each day
+            return self._told(due, {"version": due.master.label, "code": error.code}, now)
         return Done(due, "moved", {"keys": outcome.moved, "bad": len(outcome.bad), "left": outcome.left})
 
     def _note(self, done: Done, now: datetime) -> None:

@@ -56,6 +56,8 @@ class SiteParts:
     database: Database
     recorder: Recorder
     clock: Callable[[], datetime]
+    rotation_holds: Callable[[RingMaster], bool] = lambda _: False
+    """Whether this site has another token that holds a version too, as a re-wrap without TRUSTED masters needs."""
 
 
 class DurableSite:

@@ -72,6 +72,13 @@ class TokenForeign(KeyVaultError):
     fix = "Put the roster's token back, or have officers replace this site in the roster by the new token."
 
 
+class RotationTokenHolds(SyncRefused):
+    """This site's rotation token still holds the version."""
+
+    code = "rotation_token_holds"
+    fix = "Give `glottis keys rotation destroy VERSION` at this site first, with the rotation token's PIN."
+
+
 class KeyStillReferenced(SyncRefused):
     """Stored keys are still wrapped under this version."""
 

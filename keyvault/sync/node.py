@@ -16,7 +16,7 @@ from keyvault.errors import KeyNotFound, UnwrapRejected
 from keyvault.hsm import RingMaster
 from keyvault.states import KeyState
 from keyvault.sync.durable import DurableSite, SiteParts
-from keyvault.sync.errors import KeyStillReferenced, ProofFailed
+from keyvault.sync.errors import KeyStillReferenced, ProofFailed, RotationTokenHolds
 from keyvault.sync.ledger import Ledger
 from keyvault.sync.protocol import Proof, Site, Step
 from keyvault.sync.roster import Roster
@@ -209,8 +209,8 @@ class SiteNode:
     def prepare(self, proposal: bytes, answers: Sequence[bytes]) -> bytes:
         """This site's vote. `answers` are the other site's, one for each version to prove.
 
-        Raises KeyStillReferenced where a key of this site still lies under a version that would be destroyed, and what
-        `Site.prepare` raises.
+        Raises KeyStillReferenced where a key of this site still lies under a version that would be destroyed,
+        RotationTokenHolds where only one of its tokens would lose it, and what `Site.prepare` raises.
         """
         proposed = Proposal.decode(proposal)
         held, now = self.parts.hsm.held(), self.parts.clock()
@@ -277,3 +277,5 @@ class SiteNode:
                     count = self._durable.keys.references(transaction, master.ring).get(master.version, 0)
                     if count:
                         raise KeyStillReferenced(f"{count} keys at site {self.name} are still wrapped under {record.name}")
+                    if self.parts.rotation_holds(master):
+                        raise RotationTokenHolds(f"the rotation token of site {self.name} still holds {record.name}")

@@ -39,10 +39,15 @@ def test_a_module_that_lets_shut_keys_out_is_refused() -> None:
 
 
 def test_only_modules_without_trusted_masters_have_a_rotation_token() -> None:
-    assert chosen(None, PROFILES["luna"].recognised_by[0]).masters(rotation=True) == SplitMasters(rotation=True)
+    assert chosen("luna").masters(rotation=True) == SplitMasters(rotation=True)
     assert chosen("softhsm-split").masters() == SplitMasters()
     with pytest.raises(ModuleRefused, match="has no rotation token"):
         chosen("softhsm").masters(rotation=True)
+
+
+def test_a_weaker_profile_is_used_where_it_is_named_and_never_found() -> None:
+    with pytest.raises(ModuleRefused, match="name that"):
+        chosen(None, PROFILES["luna"].recognised_by[0])
 
 
 def test_an_unknown_profile_is_refused_with_the_known_ones() -> None:
