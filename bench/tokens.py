@@ -40,6 +40,7 @@ from keyvault.signing.serving import SigningKeys
 from keyvault.store import KeyStore
 from policies.audit.store import AuditStore
 from policies.authority import Role
+from policies.dual_control import DualControl
 from policies.engine import PolicyEngine
 from policies.gate import Call, Gate
 from policies.grants import Purpose
@@ -101,6 +102,7 @@ class Site:
             intents=self.audit,
             refusals=refusals,
             key_of=lambda transaction, voice: self.keys.get(transaction, voice.dek_id).ref,
+            dual_control=DualControl(mac, self.hsm.random, time.time),
             territory=self.settings.territory,
             clock=time.time,
             liveness=liveness,

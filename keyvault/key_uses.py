@@ -49,6 +49,7 @@ class Place(StrEnum):
     ERASE = "vault.erase"
     COMPARE = "vault.compare"
     LIVENESS = "vault.liveness"  # giving digits out; whoever hears them compares
+    APPROVE = "vault.approve"
     SPEAK = "vault.speak"
     SITE = "site"  # the site process's start and background work
     SITE_COMMAND = "site.command"

@@ -19,6 +19,7 @@ class Role(StrEnum):
     VERIFIER = "verifier"
     CONSENT_KEEPER = "consent-keeper"
     READER = "reader"
+    APPROVER = "approver"
 
 
 BROWSER_ROLES = (Role.READER, Role.SPEAKER)
@@ -51,13 +52,16 @@ class VoiceTerm(StrEnum):
     """Tokens bound to a certificate alone may open it."""
     LIVENESS = "liveness"
     """It opens only with a nonce that its speaker answered (`policies.liveness`)."""
+    DUAL_CONTROL = "dual-control"
+    """It says only what a second client approved (`policies.dual_control`)."""
 
 
 @dataclass(frozen=True)
 class Client:
     """A registered caller. `cert_sha256` is the certificate's x5t#S256, `jkt` its DPoP key's RFC 7638 thumbprint.
 
-    A browser has no certificate: `cert_sha256` is its `key_alone(jkt)`. `voice_id` is the one voice that the client may reach.
+    A browser has no certificate: `cert_sha256` is its `key_alone(jkt)`. `voice_id` is the one voice that the client may reach,
+    `hours` those in which it may call (`policies.hours`); None: no such limit.
     """
 
     client_id: str
@@ -68,12 +72,14 @@ class Client:
     state: ClientState
     row_version: int
     voice_id: UUID | None = None
+    hours: str | None = None
 
     def fields(self) -> tuple[Field, ...]:
-        """What the row's MAC covers. A client that is not limited to a voice has the bytes that it had before one could be."""
+        """What the row's MAC covers. A client without such limits has the bytes that it had before there were any."""
+        limits = (self.voice_id, self.hours)
         return (
             *(self.client_id, self.tenant, self.cert_sha256, self.jkt, self.roles, self.state.value, self.row_version),
-            *(() if self.voice_id is None else (self.voice_id,)),
+            *(limits if self.hours is not None else limits[:1] if self.voice_id is not None else ()),
         )
 
     @property
@@ -84,7 +90,8 @@ class Client:
 
 @dataclass(frozen=True)
 class Voice:
-    """A voice's metadata. `dek_id` and `key_version` name the key of its voiceprint, `terms` what differs for it (VoiceTerm)."""
+    """A voice's metadata. `dek_id` and `key_version` name the key of its voiceprint, `terms` what differs for it (VoiceTerm),
+    `hours` those in which it opens (`policies.hours`), None: always."""
 
     voice_id: UUID
     tenant: str
@@ -96,13 +103,15 @@ class Voice:
     created_at: datetime
     row_version: int
     terms: tuple[str, ...] = ()
+    hours: str | None = None
 
     def fields(self) -> tuple[Field, ...]:
-        """What the row's MAC covers. A voice without terms has the bytes that it had before there were any."""
+        """What the row's MAC covers. A voice without terms and hours has the bytes that it had before there were any."""
+        limits = (self.terms, self.hours)
         return (
             *(self.voice_id, self.tenant, self.name, self.consent_id, self.state.value),
             *(self.dek_id, self.key_version, self.created_at, self.row_version),
-            *((self.terms,) if self.terms else ()),
+            *(limits if self.hours is not None else limits[:1] if self.terms else ()),
         )
 
 

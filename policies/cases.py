@@ -1,8 +1,9 @@
 """Tables of cases beside the policies: what each policy must decide, as rows that people read and `glottis policy test` runs.
 
 A row names what differs from an honest request: `{"name", "action", "client", "voice", "consent", "territory", "left",
-"bound", "live", "allowed", "decided_by"}`, of which `client`, `voice`, `consent`, `territory`, `left`, `bound` and `live` may be
-left out. Null: there is no such row. A client may be a `browser`, and be limited to the voice that is asked for (`own_voice`).
+"bound", "live", "approver", "for", "broken_glass", "at", "allowed", "decided_by"}`, of which all but `name`, `action`, `allowed`
+and `decided_by` may be left out. Null: there is no such row. A client may be a `browser`, and be limited to the voice that is
+asked for (`own_voice`). `approver`: how a second client, which approved, differs from an honest one. `at`: an ISO time.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ TENANT = "acme"
 TERRITORY = "DE"
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 _CLIENT = Client("app", TENANT, "A" * 43, "B" * 43, tuple(Role), ClientState.ACTIVE, 1)
+APPROVER = Client("second", TENANT, "C" * 43, "D" * 43, (Role.APPROVER,), ClientState.ACTIVE, 1)
 _CONSENT = Consent(
     consent_id=UUID(int=1),
     tenant=TENANT,
@@ -45,7 +47,10 @@ HONEST = Question(Purpose.SPEAK, _CLIENT, _VOICE, _CONSENT, TERRITORY, NOW.times
 
 _STATES = {Client: ClientState, Voice: VoiceState, Consent: ConsentState}
 _MEMBERS = frozenset(
-    {"name", "action", "allowed", "decided_by", "client", "voice", "consent", "territory", "left", "bound", "live"}
+    {
+        *("name", "action", "allowed", "decided_by", "client", "voice", "consent", "territory", "left", "bound", "live"),
+        *("approver", "for", "broken_glass", "at"),
+    }
 )
 _NEEDED = frozenset({"name", "action", "allowed", "decided_by"})
 RowValue = TypeVar("RowValue", Client, Voice, Consent)
@@ -84,6 +89,10 @@ def question(row: Mapping[str, Any]) -> Question:
         left=replace(_LEFT, **row.get("left", {})),
         bound=Binding(row.get("bound", Binding.BOTH)),
         live=row.get("live", False),
+        approver=None if row.get("approver") is None else _changed(APPROVER, row["approver"]),
+        beneficiary=row.get("for", "app2") if row["action"] == Purpose.APPROVE else None,
+        broken_glass=frozenset(row.get("broken_glass", ())),
+        now=datetime.fromisoformat(row["at"]).timestamp() if "at" in row else HONEST.now,
     )
 
 

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import cedarpy
 
-from policies import errors
+from policies import approval_errors, errors
 from policies.authority import Client, ClientState, Voice, VoiceState, VoiceTerm
 from policies.consent import Consent, ConsentState
 from policies.errors import Denied, PolicySetInvalid
-from policies.grants import OPENING, Binding, Purpose
+from policies.grants import ON_A_VOICE, OPENING, UNDER_CONSENT, Binding, Purpose
+from policies.hours import within
 from policies.quotas import Left
 
 if TYPE_CHECKING:  # who only decides need not load the database's library
@@ -45,9 +46,17 @@ _REFUSALS: dict[str, type[Denied]] = {
     "consent.purpose": errors.ConsentPurpose,
     "consent.territory": errors.ConsentTerritory,
     "liveness.purpose": errors.ConsentPurpose,
+    "dual-control.purpose": errors.ConsentPurpose,
+    "hours.client": errors.OutsideHours,
+    "hours.voice": errors.OutsideHours,
     "binding.voice": errors.ProofRequired,
     "binding.elsewhere": errors.ProofRequired,
+    "break-glass.proof": errors.ProofRequired,
     "liveness.demanded": errors.LivenessRequired,
+    "dual-control.own": approval_errors.ApprovalOwn,
+    "dual-control.another": approval_errors.ApprovalOwn,
+    "dual-control.approver": approval_errors.ApproverRefused,
+    "dual-control.demanded": approval_errors.ApprovalRequired,
     "quota.attempts": errors.RateLimited,
     "quota.requests": errors.RateLimited,
     "quota.characters": errors.QuotaExhausted,
@@ -61,6 +70,8 @@ class Question:
     """May this client do this now? `territory` is where this installation is; `voice` and `consent` as the purpose needs.
 
     `bound`: what the token is, or would be, bound to. `live`: the voice's speaker answered a nonce that the token names.
+    `approver`: the second client whose word the token names; `beneficiary`: the client for which this one gives its word.
+    `broken_glass`: what officers let this site do at the moment, as `break_glass.cedar` names it.
     """
 
     purpose: Purpose
@@ -72,6 +83,9 @@ class Question:
     left: Left
     bound: Binding = Binding.BOTH
     live: bool = False
+    approver: Client | None = None
+    beneficiary: str | None = None
+    broken_glass: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -187,7 +201,7 @@ def _tenant(name: str) -> dict[str, Any]:
 
 
 def _resource(question: Question) -> dict[str, str]:
-    if question.purpose in (*OPENING, Purpose.ERASE):
+    if question.purpose in ON_A_VOICE:
         return _reference("Voice", question.voice.voice_id if question.voice else "none")
     return _reference("Tenant", question.client.tenant)
 
@@ -195,9 +209,16 @@ def _resource(question: Question) -> dict[str, str]:
 def _request(question: Question) -> dict[str, Any]:
     context: dict[str, Any] = {"purpose": question.purpose.value, "now": int(question.now), "left": asdict(question.left)}
     context["proved"] = question.bound is not Binding.CERTIFICATE
+    context["client_hours"] = within(question.client.hours, question.now)
     if question.purpose in OPENING:
         context["live"] = question.live
-    if question.purpose in (*OPENING, Purpose.ENROL) and question.consent is not None:
+        context["voice_hours"] = within(question.voice.hours if question.voice else None, question.now)
+        context["broken_glass"] = sorted(question.broken_glass)
+    if question.purpose is Purpose.SPEAK and question.approver is not None:
+        context["approver"] = _approver(question.approver, question.client)
+    if question.beneficiary is not None:
+        context["beneficiary"] = {"__entity": _reference("Client", question.beneficiary)}
+    if question.purpose in UNDER_CONSENT and question.consent is not None:
         consent = question.consent
         context["consent"] = {
             "tenant": _tenant(consent.tenant),
@@ -211,6 +232,16 @@ def _request(question: Question) -> dict[str, Any]:
         "action": _reference("Action", question.purpose.value),
         "resource": _resource(question),
         "context": context,
+    }
+
+
+def _approver(approver: Client, caller: Client) -> dict[str, Any]:
+    return {
+        "client": {"__entity": _reference("Client", approver.client_id)},
+        "tenant": _tenant(approver.tenant),
+        "active": approver.state is ClientState.ACTIVE,
+        "roles": list(approver.roles),
+        "own_keys": approver.cert_sha256 != caller.cert_sha256 and approver.jkt != caller.jkt,
     }
 
 
@@ -229,7 +260,7 @@ def _entities(schema: cedarpy.Schema, client: Client, voice: Voice | None, conse
     entities.append(_entity("Client", client.client_id, attributes, client.tenant))
     if voice is not None:
         attributes = {"active": voice.state is VoiceState.ACTIVE, "bearer": VoiceTerm.BEARER in voice.terms}
-        attributes |= {"liveness": VoiceTerm.LIVENESS in voice.terms}
+        attributes |= {"liveness": VoiceTerm.LIVENESS in voice.terms, "dual_control": VoiceTerm.DUAL_CONTROL in voice.terms}
         entities.append(_entity("Voice", voice.voice_id, attributes, voice.tenant))
     return cedarpy.Entities.from_json_str(json.dumps(entities), schema)
 

@@ -233,6 +233,15 @@ class ConsentInvalid(PolicyError):
     fix = "Name the subject, purposes, territory, an expiry in the future, and the evidence."
 
 
+class HoursInvalid(PolicyError):
+    """These are no hours that a client or a voice can be limited to."""
+
+    code = "hours_invalid"
+    fix = (
+        "Name days (mon-fri, or sat,sun), two different times (08:00, 18:00) and a zone of the IANA database (Europe/Zurich, UTC)."
+    )
+
+
 class Denied(PolicyError):
     """The policies do not allow this."""
 
@@ -310,6 +319,13 @@ class LivenessRequired(Denied):
 
     code = "liveness_required"
     fix = "Ask for digits (POST /v1/liveness), let the speaker say them, and name the pass as `liveness` in the token request."
+
+
+class OutsideHours(Denied):
+    """This client, or this voice, may not be used at this time."""
+
+    code = "outside_hours"
+    fix = "Come back in its hours: the operator's `glottis clients list` and `glottis voices show` name them."
 
 
 class RateLimited(Denied):

@@ -10,16 +10,20 @@ from dataclasses import astuple, dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from policies.authority import Authority, ClientState, Role, VoiceState, VoiceTerm
+from policies.cases import APPROVER
 from policies.consent import CONSENT_PURPOSES, ConsentState
 from policies.engine import NO_PERMIT, NOT_DECIDABLE, Decision, PolicyEngine, Question
 from policies.errors import PolicyError
 from policies.gate import require_rows
 from policies.grants import Binding, Purpose
+from policies.hours import DAYS, within
 
 _NO_POLICY = {
     NO_PERMIT: "No policy permits it, and what is not permitted is denied.",
     NOT_DECIDABLE: "The question does not fit the schema, or a policy failed: a voice or a consent is missing, for example.",
 }
+_SERVED = {Purpose.LIVENESS: {"speak", "compare"}, Purpose.APPROVE: {"speak"}}
+"""What a consent must name, where it is not the purpose itself: one of these."""
 _ELSEWHERE = "ZZ"
 """User-assigned in ISO 3166: no territory of any installation."""
 
@@ -116,8 +120,46 @@ def _changes(question: Question, honest: Question) -> Iterator[Change]:
         yield Change("the speaker answered a liveness nonce", lambda asked: replace(asked, live=True), mends=True)
     elif question.voice is not None and VoiceTerm.LIVENESS in question.voice.terms:
         yield Change("no liveness nonce was answered", lambda asked: replace(asked, live=False), mends=False)
+    yield from _hours_changes(question)
+    yield from _approval_changes(question)
+    if question.broken_glass:
+        yield Change(
+            "officers let nothing open in an emergency", lambda asked: replace(asked, broken_glass=frozenset()), mends=True
+        )
     if min(astuple(question.left)) <= 0:
         yield Change("enough is left of the quotas", lambda asked: replace(asked, left=honest.left), mends=True)
+
+
+def _hours_changes(question: Question) -> Iterator[Change]:
+    """The row's hours stand for the time: another time would make an expiry another one too."""
+    elsewhen = DAYS[(datetime.fromtimestamp(question.now, UTC).weekday() + 3) % 7]
+    never = f"{elsewhen} 00:00-00:01 UTC"  # no zone is three days away
+    for said, whose, change in (("the client's", question.client, _client), ("the voice's", question.voice, _voice)):
+        if whose is None:
+            continue
+        if within(whose.hours, question.now):
+            yield change(f"the time is outside {said} hours", hours=never)
+        else:
+            yield change(f"the time is in {said} hours", mends=True, hours=None)
+
+
+def _approval_changes(question: Question) -> Iterator[Change]:
+    voice, client = question.voice, question.client
+    if question.purpose is Purpose.APPROVE:
+        named = question.beneficiary
+        if named in (None, client.client_id):
+            said = "it is approved for another client than who approves"
+            yield Change(said, lambda asked: replace(asked, beneficiary=f"not {client.client_id}"), mends=True)
+        else:
+            yield Change("who approves is to speak", lambda asked: replace(asked, beneficiary=client.client_id), mends=False)
+    if question.purpose is not Purpose.SPEAK:
+        return
+    second = replace(APPROVER, tenant=client.tenant)
+    if question.approver != second:
+        said = "a second client of the tenant, an active approver with keys of its own, approved it"
+        yield Change(said, lambda asked: replace(asked, approver=second), mends=True)
+    elif voice is not None and VoiceTerm.DUAL_CONTROL in voice.terms:
+        yield Change("no second client approved it", lambda asked: replace(asked, approver=None), mends=False)
 
 
 def _bound(said: str, binding: Binding, *, mends: bool) -> Change:
@@ -148,13 +190,13 @@ def _browser_changes(question: Question, honest: Question) -> Iterator[Change]:
     yield Change(said, lambda asked: replace(asked, client=replace(asked.client, cert_sha256=certificate)), mends=True)
 
 
-def _client(said: str, *, mends: bool = False, roles: tuple[str, ...] | None = None, state: ClientState | None = None) -> Change:
+def _client(said: str, *, mends: bool = False, roles: tuple[str, ...] | None = None, **values: object) -> Change:
     """Roles that mend come to those there are; others are all that stay."""
 
     def make(asked: Question) -> Question:
         old = asked.client
         named = old.roles if roles is None else (*old.roles, *roles) if mends else roles
-        return replace(asked, client=replace(old, roles=named, state=state or old.state))
+        return replace(asked, client=replace(old, roles=named, **values))  # type: ignore[arg-type]
 
     return Change(said, make, mends)
 
@@ -195,7 +237,7 @@ def _consent_changes(question: Question) -> Iterator[Change]:
         yield _consent("the consent has expired", expires_at=now)
     else:
         yield _consent("there is a new consent, that has not expired", expires_at=now + timedelta(days=1), mends=True)
-    served = {"speak", "compare"} if question.purpose is Purpose.LIVENESS else {question.purpose.value}
+    served = _SERVED.get(question.purpose, {question.purpose.value})
     for purpose in sorted(CONSENT_PURPOSES & served):
         if purpose in consent.purposes:
             fewer = tuple(name for name in consent.purposes if name != purpose)

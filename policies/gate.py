@@ -17,6 +17,7 @@ from uuid import UUID
 
 from keyvault.database import Database, Statement, Transaction, send
 from keyvault.records import KeyRef
+from policies.approval_errors import ApprovalUsed
 from policies.audit.errors import AuditError
 from policies.authority import Authority, Client
 from policies.engine import Policies, Question
@@ -42,7 +43,7 @@ from policies.errors import (
     VoiceMismatch,
     VoiceUnknown,
 )
-from policies.grants import OPENING, Binding, Grant, Purpose, VerifiedProof, VerifiedToken
+from policies.grants import ON_A_VOICE, OPENING, UNDER_CONSENT, Agreed, Binding, Grant, Purpose, VerifiedProof, VerifiedToken
 from policies.intents import Facts, Intent, Intents, Outcome
 from policies.liveness import CHALLENGE, PASS, WINDOW_S, Liveness, Owner
 from policies.proofs import ProofVerifier, certificate_thumbprint
@@ -88,6 +89,9 @@ class Call:
     text: str | None = None
     challenge: str | None = None
     """The liveness challenge that is about to be answered. It names its voice, under its MAC, so the call need not."""
+    text_sha256: str | None = None
+    beneficiary: str | None = None
+    """What is about to be approved, and for which client: in place of a text."""
 
 
 class Gate:
@@ -106,9 +110,13 @@ class Gate:
         territory: str,
         clock: Callable[[], float],
         liveness: Liveness,
+        broken_glass: Callable[[], frozenset[str]] = frozenset,
         throttle: Throttle | None = None,
     ) -> None:
-        """`territory`: where this installation is, an ISO 3166 code; consents are measured against it."""
+        """`territory`: where this installation is, an ISO 3166 code; consents are measured against it.
+
+        `broken_glass`: what officers let this site do at the moment, as `break_glass.cedar` names it.
+        """
         self._database = database
         self._verifier = verifier
         self._proofs = proofs
@@ -119,6 +127,7 @@ class Gate:
         self._territory = territory
         self._clock = clock
         self._liveness = liveness
+        self._broken_glass = broken_glass
         self._throttle = throttle or Throttle(Limits().attempts, clock)
 
     def admit(self, call: Call) -> Grant:
@@ -130,9 +139,9 @@ class Gate:
             token, proof = self._authenticated(call)
         try:
             _check_request(token, call)
-            nonce = self._nonce(token, call)
+            nonce, glass = self._nonce(token, call), self._broken_glass() if token.purpose in OPENING else frozenset()
             with deciding(self._database) as transaction:
-                return self._admitted(transaction, token, proof, nonce, len(call.text or ""))
+                return self._admitted(transaction, token, proof, nonce, len(call.text or ""), glass)
         except (AuditError, AuditUnavailable):
             raise  # what the log could not take is not a refusal that it could take
         except PolicyError as refusal:
@@ -194,8 +203,9 @@ class Gate:
         proof: VerifiedProof | None,
         nonce: tuple[str, UUID] | None,
         characters: int,
+        glass: frozenset[str],
     ) -> Grant:
-        """Two round trips, a third for a liveness nonce: everything that is to be known, then the intent with the COMMIT."""
+        """Two round trips, and more for a nonce or a second client's word: what is to be known, then the intent with the COMMIT."""
         request = Request(token.caller, proof, self._clock(), token, token.voice, token.consent, characters)
         opening = self._store.open(transaction, request, *self._intents.place())
         authority, left = opening.authority()
@@ -206,6 +216,7 @@ class Gate:
             raise ProofReplayed()
         if nonce is not None and not self._store.use_nonce(transaction, *nonce, until=token.expires_at + _NONCE_KNOWN_S):
             raise LivenessUsed()
+        approver = None if token.agreed is None else self._approver(transaction, token.agreed)
         # Read after consuming: a guard row may be forgotten once the token is over, and not before (store.RETENTION_S).
         now = self._clock()
         if now >= token.expires_at:
@@ -213,13 +224,24 @@ class Gate:
         if proof is not None:
             self._proofs.check_age(proof.issued_at)
         rows, live = (client, authority.voice, authority.consent), token.liveness is not None
-        question = Question(token.purpose, *rows, self._territory, now, left, token.bound, live)
+        question = Question(
+            *(token.purpose, *rows, self._territory, now, left, token.bound, live),
+            approver=approver,
+            beneficiary=token.beneficiary,
+            broken_glass=glass,
+        )
         decided_by = self._engine.at(opening.policies, transaction).decide(question).require()
-        facts: Facts = {"policies": ",".join(decided_by)}
-        facts |= {} if nonce is None else {"liveness": str(nonce[1])}
+        facts: Facts = {"policies": ",".join(decided_by), **used_details(nonce and nonce[1], token.agreed)}
         intent = _intent("allowed", token, proof, facts)
         intent_id = self._intents.append(transaction, intent, opening.rows, commit=True)
-        return Grant(token, proof, intent_id, decided_by, nonce[1] if nonce is not None and nonce[0] == PASS else None)
+        passed = nonce[1] if nonce is not None and nonce[0] == PASS else None
+        return Grant(token, proof, intent_id, decided_by, passed, token.agreed)
+
+    def _approver(self, transaction: Transaction, agreed: Agreed) -> Client:
+        """The second client, by its row of now; its word is used up. Raises ApprovalUsed, ClientUnknown."""
+        if not self._store.use_approval(transaction, agreed.id):
+            raise ApprovalUsed()
+        return self._store.approver(transaction, agreed.approver)
 
 
 @contextmanager
@@ -266,9 +288,9 @@ def record_refusal(
 
 def require_rows(purpose: Purpose, authority: Authority) -> None:
     """The rows that this purpose is about exist. Raises VoiceUnknown, ConsentUnknown."""
-    if purpose in (*OPENING, Purpose.ERASE) and authority.voice is None:
+    if purpose in ON_A_VOICE and authority.voice is None:
         raise VoiceUnknown()
-    if purpose in (*OPENING, Purpose.ENROL) and authority.consent is None:
+    if purpose in UNDER_CONSENT and authority.consent is None:
         raise ConsentUnknown()
 
 
@@ -285,6 +307,12 @@ def key_details(key: KeyRef | None) -> Facts:
     return {"key_id": str(key.id), "key_version": key.version, "ring": key.ring, "ring_version": key.ring_version}
 
 
+def used_details(nonce: UUID | None, agreed: Agreed | None) -> Facts:
+    """What an intent says about what is used up beside token and proof."""
+    live: Facts = {} if nonce is None else {"liveness": str(nonce)}
+    return live if agreed is None else live | {"approval": str(agreed.id), "approver": agreed.approver}
+
+
 def _check_request(token: VerifiedToken, call: Call) -> None:
     """The token is for exactly this request. Raises PurposeMismatch, VoiceMismatch, TextMismatch."""
     if token.purpose is not call.purpose:
@@ -293,6 +321,10 @@ def _check_request(token: VerifiedToken, call: Call) -> None:
         raise VoiceMismatch("voice")
     if call.consent is not None and token.consent != call.consent:
         raise VoiceMismatch("consent")
+    if token.purpose is Purpose.APPROVE and token.text_sha256 != call.text_sha256:
+        raise TextMismatch("hash")
+    if token.beneficiary != call.beneficiary:
+        raise VoiceMismatch("beneficiary")
     if token.purpose is Purpose.SPEAK:
         _check_text(token, call.text)
 
@@ -343,6 +375,7 @@ def _intent(outcome: Outcome, token: VerifiedToken, proof: VerifiedProof | None,
             "x5t": token.x5t_s256,
             "consent": None if token.consent is None else str(token.consent),
             "text_sha256": token.text_sha256,
+            **({} if token.beneficiary is None else {"beneficiary": token.beneficiary}),
             **key_details(token.key),
             **more,
         },

@@ -35,6 +35,7 @@ class Purpose(StrEnum):
     READ = "read"
     ERASE = "erase"
     LIVENESS = "liveness"
+    APPROVE = "approve"
 
 
 class Binding(StrEnum):
@@ -64,6 +65,18 @@ _BINDINGS: Mapping[Binding, tuple[frozenset[str], str]] = {
 
 OPENING = (Purpose.SPEAK, Purpose.COMPARE, Purpose.LIVENESS)
 """The purposes that open a voice: they need its consent, and their token names its key."""
+ON_A_VOICE = (*OPENING, Purpose.ERASE, Purpose.APPROVE)
+"""The purposes that are about one voice."""
+UNDER_CONSENT = (*OPENING, Purpose.ENROL, Purpose.APPROVE)
+"""The purposes that need a speaker's consent."""
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """A second client's word for one use of a voice (`policies.dual_control`): which, and the client's name."""
+
+    id: UUID
+    approver: str
 
 
 @dataclass(frozen=True)
@@ -88,6 +101,10 @@ class VerifiedToken:
     expires_at: int
     liveness: UUID | None = None
     """The nonce that the voice's speaker answered, where the token was asked for with a pass."""
+    agreed: Agreed | None = None
+    """The second client's word, where the token was asked for with one."""
+    beneficiary: str | None = None
+    """The client that is to speak what this token approves."""
 
     @property
     def bound(self) -> Binding:
@@ -125,6 +142,8 @@ class Grant:
     decided_by: tuple[str, ...]
     liveness: UUID | None = None
     """The liveness nonce that was used up for this grant: the token's."""
+    agreed: Agreed | None = None
+    """The second client's word that was used up for this grant: the token's."""
 
     def require(self, purpose: Purpose, *, voice: UUID | None = None) -> None:
         """Raise GrantMismatch unless the grant is for this purpose and voice."""
@@ -132,7 +151,7 @@ class Grant:
             raise GrantMismatch(f"granted {self.token.purpose} of {self.token.voice}, asked {purpose} of {voice}")
 
     def recheck(self, now: float, *, key: KeyRef) -> None:
-        """The check at the moment of C_UnwrapKey: window, key version, bindings, nonce. Raises GrantExpired, GrantMismatch."""
+        """The check at the moment of C_UnwrapKey: window, key, bindings, what was used up. Raises GrantExpired, GrantMismatch."""
         if not self.token.issued_at - CLOCK_TOLERANCE_S <= now < self.token.expires_at:
             raise GrantExpired()
         if self.token.key != key:
@@ -141,6 +160,8 @@ class Grant:
             raise GrantMismatch("the token is not bound to this device")
         if self.liveness != self.token.liveness:
             raise GrantMismatch("the token's liveness nonce was not used up for this grant")
+        if self.agreed != self.token.agreed:
+            raise GrantMismatch("the second client's word was not used up for this grant")
 
 
 CLOCK_TOLERANCE_S = 1

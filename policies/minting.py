@@ -18,6 +18,7 @@ from keyvault.records import KeyRef
 from policies import jws
 from policies.audit.errors import AuditError
 from policies.authority import Client, Voice, key_alone
+from policies.dual_control import DualControl, Utterance
 from policies.engine import Policies, Question
 from policies.errors import (
     AuditUnavailable,
@@ -29,8 +30,8 @@ from policies.errors import (
     PolicyError,
     ProofReplayed,
 )
-from policies.gate import NotCounted, Refusals, counted, key_details, record_refusal, refusal_details, require_rows
-from policies.grants import OPENING, Binding, Purpose, VerifiedProof
+from policies.gate import NotCounted, Refusals, counted, key_details, record_refusal, refusal_details, require_rows, used_details
+from policies.grants import OPENING, Agreed, Binding, Purpose, VerifiedProof
 from policies.intents import Facts, Intent, Intents, Outcome
 from policies.liveness import Liveness, Owner
 from policies.proofs import ProofVerifier, certificate_thumbprint
@@ -49,13 +50,14 @@ MAX_DETAILS_LENGTH = 2048
 
 _SHA256_HEX = re.compile(r"[0-9a-f]{64}")
 _MEMBERS: dict[Purpose, tuple[frozenset[str], frozenset[str]]] = {
-    Purpose.SPEAK: (frozenset({"voice", "text_sha256"}), frozenset({"max_chars", "liveness"})),
+    Purpose.SPEAK: (frozenset({"voice", "text_sha256"}), frozenset({"max_chars", "liveness", "approval"})),
     Purpose.COMPARE: (frozenset({"voice"}), frozenset({"liveness"})),
     Purpose.ENROL: (frozenset({"consent"}), frozenset()),
     Purpose.CONSENT: (frozenset(), frozenset()),
     Purpose.READ: (frozenset(), frozenset()),
     Purpose.ERASE: (frozenset({"voice"}), frozenset()),
     Purpose.LIVENESS: (frozenset({"voice"}), frozenset()),
+    Purpose.APPROVE: (frozenset({"voice", "text_sha256", "client"}), frozenset()),
 }
 """Members beside `type` and `actions`: those needed, those possible."""
 
@@ -96,6 +98,9 @@ class Wish:
     text_sha256: str | None = None
     max_chars: int | None = None
     liveness: str | None = None
+    approval: str | None = None
+    client: str | None = None
+    """Whom an approval is for."""
 
     @classmethod
     def parse(cls, details: str) -> Wish:
@@ -127,7 +132,7 @@ class Wish:
             consent=UUID(jws.text(members["consent"], "consent")) if "consent" in names else None,
             text_sha256=_hash(members["text_sha256"]) if "text_sha256" in names else None,
             max_chars=_max_chars(members.get("max_chars", MAX_CHARS)) if purpose is Purpose.SPEAK else None,
-            liveness=jws.text(members["liveness"], "liveness") if "liveness" in names else None,
+            **{name: jws.text(members[name], name) for name in ("liveness", "approval", "client") if name in names},
         )
 
     def details(self) -> list[dict[str, Any]]:
@@ -138,6 +143,8 @@ class Wish:
             "text_sha256": self.text_sha256,
             "max_chars": self.max_chars,
             "liveness": self.liveness,
+            "approval": self.approval,
+            "client": self.client,
         }
         granted = {name: value for name, value in optional.items() if value is not None}
         return [{"type": DETAILS_TYPE, "actions": [self.purpose.value], **granted}]
@@ -160,6 +167,8 @@ class Minting:
         territory: str,
         clock: Callable[[], float],
         liveness: Liveness,
+        dual_control: DualControl,
+        broken_glass: Callable[[], frozenset[str]] = frozenset,
         throttle: Throttle | None = None,
     ) -> None:
         self._database = database
@@ -173,6 +182,8 @@ class Minting:
         self._territory = territory
         self._clock = clock
         self._liveness = liveness
+        self._dual_control = dual_control
+        self._broken_glass = broken_glass
         self._throttle = throttle or Throttle(Limits().attempts, clock)
 
     def issue(self, request: TokenRequest) -> IssuedToken:
@@ -181,13 +192,14 @@ class Minting:
             wish, proof, caller = self._proved(request)
         client: Client | None = None
         try:
+            glass = self._broken_glass() if wish.purpose in OPENING else frozenset()
             with deciding(self._database) as transaction:
                 asked = Request(caller, proof, self._clock(), voice=wish.voice, consent=wish.consent)
                 opening = self._store.open(transaction, asked, *self._intents.place())
                 client = _client(opening, proof, request.certificate_der)
-                entitlement, decided_by = self._entitled(transaction, client, opening, wish, proof)
+                entitlement, decided_by = self._entitled(transaction, client, opening, wish, proof, glass)
                 facts: Facts = {"jti": entitlement.jti, "policies": ",".join(decided_by), **key_details(entitlement.key)}
-                facts |= {} if entitlement.liveness is None else {"liveness": str(entitlement.liveness)}
+                facts |= used_details(entitlement.liveness, entitlement.agreed)
                 intent = _intent("allowed", client, wish, proof, facts)
                 intent_id = self._intents.append(transaction, intent, opening.rows, commit=True)
         except (AuditError, AuditUnavailable):
@@ -226,7 +238,13 @@ class Minting:
         return wish, proof, key_alone(proof.jkt)
 
     def _entitled(
-        self, transaction: Transaction, client: Client, opening: Opening, wish: Wish, proof: VerifiedProof | None
+        self,
+        transaction: Transaction,
+        client: Client,
+        opening: Opening,
+        wish: Wish,
+        proof: VerifiedProof | None,
+        glass: frozenset[str],
     ) -> tuple[Entitlement, tuple[str, ...]]:
         """What the token will say, and the policies that allow it."""
         if not opening.fresh_proof:
@@ -236,8 +254,14 @@ class Minting:
         authority, left = opening.authority()
         require_rows(wish.purpose, authority)
         rows, now = (client, authority.voice, authority.consent), self._clock()
-        nonce = self._answered(client, wish)
-        question = Question(wish.purpose, *rows, self._territory, now, left, _binding(client, proof), live=nonce is not None)
+        nonce, agreed = self._answered(client, wish), self._agreed(client, wish)
+        question = Question(
+            *(wish.purpose, *rows, self._territory, now, left, _binding(client, proof)),
+            live=nonce is not None,
+            approver=None if agreed is None else self._store.approver(transaction, agreed.approver),
+            beneficiary=wish.client,
+            broken_glass=glass,
+        )
         decided_by = self._engine.at(opening.policies, transaction).decide(question).require()
         entitlement = Entitlement(
             jti=self._mint.new_jti(),
@@ -252,6 +276,8 @@ class Minting:
             text_sha256=wish.text_sha256,
             max_chars=wish.max_chars,
             liveness=nonce,
+            agreed=agreed,
+            beneficiary=wish.client,
         )
         return entitlement, decided_by
 
@@ -260,6 +286,12 @@ class Minting:
         if wish.liveness is None or wish.voice is None:
             return None
         return self._liveness.presented(wish.liveness, Owner(client.tenant, client.client_id, wish.voice))
+
+    def _agreed(self, client: Client, wish: Wish) -> Agreed | None:
+        """The second client's word that the client names, if it names one. Raises ApprovalInvalid, ApprovalExpired."""
+        if wish.approval is None or wish.voice is None or wish.text_sha256 is None:
+            return None
+        return self._dual_control.presented(wish.approval, Utterance(client.tenant, client.client_id, wish.voice, wish.text_sha256))
 
 
 def _binding(client: Client, proof: VerifiedProof | None) -> Binding:
@@ -294,6 +326,7 @@ def _intent(outcome: Outcome, client: Client, wish: Wish, proof: VerifiedProof |
             "x5t": None if client.browser else client.cert_sha256,
             "consent": None if wish.consent is None else str(wish.consent),
             "text_sha256": wish.text_sha256,
+            **({} if wish.client is None else {"beneficiary": wish.client}),
             **more,
         },
     )

@@ -24,13 +24,14 @@ from keyvault.errors import RecordTampered
 from keyvault.records import Field, RecordMac, canonical
 from policies.authority import Authority, Client, ClientState, Voice, VoiceState
 from policies.consent import Consent, ConsentState
-from policies.errors import AuditUnavailable, AuthorityRowTampered, RowChanged
+from policies.errors import AuditUnavailable, AuthorityRowTampered, ClientUnknown, RowChanged
 from policies.grants import CLOCK_TOLERANCE_S, VerifiedProof
 from policies.one_time import BrowserInvitation, UploadTicket
 from policies.quotas import EVERYONE, Left, Limits, Quota, Scope, Used, left, windows
 from policies.requests import Request, moment, proof_guard, uses_up
 from policies.tables import (
     AUTHORITY,
+    CLIENT_NAMED,
     CONSUME_PROOF,
     DURABLE,
     DURABLE_AS,
@@ -55,8 +56,8 @@ Value = Client | Consent | Voice | Quota | UploadTicket | BrowserInvitation
 _NOTHING_LEFT = Left(0, 0, 0, 0)
 _FORGOTTEN = 2**31 - 1
 """The row version of a row that is not to come back."""
-
-
+APPROVAL = "approval"
+"""How a used word of a second client stands in the list that only grows."""
 MAC_BYTES = 16
 RETENTION_S = 2 * CLOCK_TOLERANCE_S
 """How long a used token or proof is remembered beyond the last moment at which some clock would accept it.
@@ -166,8 +167,8 @@ class PolicyStore:
 
     def client(self, transaction: Transaction, client_id: str) -> Client | None:
         """The client of this name. Raises AuthorityRowTampered."""
-        row = transaction.execute(select(client).where(client.c.client_id == client_id)).one_or_none()
-        return None if row is None else self._read(row, Client)
+        row = transaction.execute(CLIENT_NAMED, {"client_id": client_id}).one_or_none()
+        return None if row is None else self._read(row[:-1], Client, row[-1])
 
     def clients(self, transaction: Transaction) -> tuple[Client, ...]:
         """Every client, by name. Raises AuthorityRowTampered."""
@@ -248,6 +249,17 @@ class PolicyStore:
     def use_nonce(self, transaction: Transaction, kind: str, nonce: UUID, *, until: float) -> bool:
         """Use the liveness nonce up as what `kind` says, and remember that `until` then; False if it was used before."""
         return _new(transaction, used_token, {"iss": kind, "jti": str(nonce), "expires_at": moment(until)})
+
+    def approver(self, transaction: Transaction, client_id: str) -> Client:
+        """The client that approved, if the transaction sees it. Raises ClientUnknown, AuthorityRowTampered."""
+        found = self.client(transaction, client_id)
+        if found is None:
+            raise ClientUnknown()
+        return found
+
+    def use_approval(self, transaction: Transaction, approval: UUID) -> bool:
+        """Use a second client's word up, for ever; False if it was used before."""
+        return _new(transaction, authority_change, {"kind": APPROVAL, "key": str(approval), "row_version": _FORGOTTEN})
 
     def use_recording(self, transaction: Transaction, voice_id: UUID, digest: bytes) -> bool:
         """Use the recording with this SHA-256 up for the voice, for as long as there is the voice; False if it was used before.

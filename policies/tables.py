@@ -47,6 +47,7 @@ client = Table(
     Column("state", Text, nullable=False),
     *_row_guard(),
     Column("voice_id", Uuid),
+    Column("hours", Text),
 )
 consent = Table(
     "consent",
@@ -75,6 +76,7 @@ voice = Table(
     Column("created_at", DateTime(timezone=True), nullable=False),
     *_row_guard(),
     Column("terms", ARRAY(Text), nullable=False, server_default="{}"),
+    Column("hours", Text),
     CheckConstraint("key_version >= 1", name="key_version"),
 )
 used_token = Table(
@@ -167,6 +169,8 @@ def _newest(table: Table, key: ColumnElement[Any]) -> ScalarSelect[int]:
     return select(func.max(authority_change.c.row_version)).where(listed).scalar_subquery()
 
 
+CLIENT_NAMED = select(client, _newest(client, client.c.client_id)).where(client.c.client_id == bindparam("client_id"))
+"""The client of this name, and its row's newest version."""
 ACTIVATION, ACTIVE = "policy_activation", "active"
 """How the newest activation of a set of policies stands in the list that only grows."""
 _activation = (

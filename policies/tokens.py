@@ -25,7 +25,7 @@ from keyvault.hsm import Hsm
 from keyvault.records import KeyRef
 from policies import jws
 from policies.errors import TokenExpired, TokenInvalid, TokenMalformed
-from policies.grants import CLOCK_TOLERANCE_S, Binding, Purpose, VerifiedToken
+from policies.grants import CLOCK_TOLERANCE_S, Agreed, Binding, Purpose, VerifiedToken
 
 if TYPE_CHECKING:  # clients want thumbprints from here, and no database
     from keyvault.signing.serving import SigningKeys
@@ -46,9 +46,10 @@ _BY_PURPOSE: Mapping[Purpose, frozenset[str]] = {
     Purpose.READ: frozenset(),
     Purpose.ERASE: frozenset({"voice"}),
     Purpose.LIVENESS: frozenset({"voice", "vkey"}),
+    Purpose.APPROVE: frozenset({"voice", "text_sha256", "beneficiary"}),
 }
 _POSSIBLE: Mapping[Purpose, frozenset[str]] = {
-    Purpose.SPEAK: frozenset({"liveness"}),
+    Purpose.SPEAK: frozenset({"liveness", "agreed"}),
     Purpose.COMPARE: frozenset({"liveness"}),
 }
 _SHA256_HEX = re.compile(r"[0-9a-f]{64}")
@@ -73,6 +74,8 @@ class Entitlement:
     text_sha256: str | None = None
     max_chars: int | None = None
     liveness: UUID | None = None
+    agreed: Agreed | None = None
+    beneficiary: str | None = None
 
 
 class TokenMint:
@@ -165,6 +168,8 @@ class TokenVerifier:
             issued_at=issued_at,
             expires_at=expires_at,
             liveness=_optional(claims, "liveness", _uuid),
+            agreed=_optional(claims, "agreed", _agreed),
+            beneficiary=_optional(claims, "beneficiary", lambda value: jws.text(value, "beneficiary")),
         )
 
     def _check_times(self, claims: jws.Members) -> tuple[int, int]:
@@ -209,7 +214,7 @@ def _segment(value: Mapping[str, Any]) -> str:
 
 
 def _claims(entitlement: Entitlement) -> dict[str, Any]:
-    key = entitlement.key
+    key, agreed = entitlement.key, entitlement.agreed
     optional = {
         "voice": entitlement.voice and str(entitlement.voice),
         "vkey": key and {"id": str(key.id), "version": key.version, "ring": key.ring, "ring_version": key.ring_version},
@@ -217,6 +222,8 @@ def _claims(entitlement: Entitlement) -> dict[str, Any]:
         "text_sha256": entitlement.text_sha256,
         "max_chars": entitlement.max_chars,
         "liveness": entitlement.liveness and str(entitlement.liveness),
+        "agreed": agreed and {"id": str(agreed.id), "approver": agreed.approver},
+        "beneficiary": entitlement.beneficiary,
     }
     return {
         "sub": entitlement.client_id,
@@ -269,6 +276,12 @@ def _key_ref(value: Any) -> KeyRef:
         jws.text(value["ring"], "ring"),
         jws.whole(value["ring_version"], "ring_version"),
     )
+
+
+def _agreed(value: Any) -> Agreed:
+    if not isinstance(value, dict) or value.keys() != {"id", "approver"}:
+        raise ValueError("agreed members")
+    return Agreed(_uuid(value["id"]), jws.text(value["approver"], "approver"))
 
 
 def _text_hash(value: Any) -> str:

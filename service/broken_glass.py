@@ -6,6 +6,9 @@ opens under a compromised version is an entry of the log before it opens.
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -17,11 +20,17 @@ from keyvault.events import KeyEvent
 from keyvault.hsm import Hsm, RingMaster
 from keyvault.keys import FoundKey
 from keyvault.sync.roster import Roster
+from keyvault.sync.store import ApprovalStore, lasting
 from policies.audit.store import AuditStore
 from policies.store import durable
 from service.inboxes import inbox_now, inbox_of, roster_in_force
 from service.key_events import KeyEventRecorder
 from service.settings import Settings
+
+STALE_PEER, COMPROMISED_KEY = "stale-peer", "compromised-key"
+"""What policies call the two (`break_glass.cedar`)."""
+LOOK_S = 2.0
+"""How old a worker's look at the officers' requests may be where a policy asks."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +41,23 @@ class BrokenGlass:
     database: Database
     hsm: Hsm
     audit: AuditStore
+
+    def in_force(self) -> frozenset[str]:
+        """What officers let this site do now, for policies to see. It permits nothing: `to_serve` and `to_open` do."""
+        with lasting(self.database) as transaction:
+            if all(found.outcome for found in ApprovalStore().requests(transaction)):
+                return frozenset()
+        roster = roster_in_force(self.settings, self.database, self.hsm)
+        cluster, site, found = roster.cluster, self.settings.site, set()
+        for standing in inbox_of(self.settings, self.database, self.hsm, self.audit, roster).all():
+            if not standing.open or len(standing.approved_by) < standing.needed:
+                continue
+            subject = standing.request.operation.subject  # it says of which kind it is: each has a domain of its own
+            if subject == break_glass_subject(cluster, site):
+                found.add(STALE_PEER)
+            elif subject == open_compromised_subject(cluster, site, str(standing.request.facts.get("version", ""))):
+                found.add(COMPROMISED_KEY)
+        return frozenset(found)
 
     def to_serve(self, roster: Roster, at: datetime) -> bool:
         """Whether this site may serve now although it heard nothing of the other for too long."""
@@ -52,3 +78,19 @@ class BrokenGlass:
         facts["request"] = found.operation.digest.hex()
         with durable(self.database) as transaction:
             KeyEventRecorder(self.audit).record(transaction, KeyEvent("key.glass_broken", facts))
+
+
+class Watched:
+    """What is in force, looked up again when the last look is LOOK_S old. Safe from any thread."""
+
+    def __init__(self, look: Callable[[], frozenset[str]]) -> None:
+        self._look, self._lock = look, threading.Lock()
+        self._seen: frozenset[str] = frozenset()
+        self._until = 0.0
+
+    def __call__(self) -> frozenset[str]:
+        with self._lock:
+            if time.monotonic() >= self._until:
+                self._seen = self._look()
+                self._until = time.monotonic() + LOOK_S
+            return self._seen

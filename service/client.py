@@ -133,6 +133,12 @@ class VoiceClient:
         path = f"/v1/liveness/{challenge}"
         return str(self._json("POST", path, self.token("liveness", voice=voice), files=files)["liveness"])
 
+    def approve(self, voice: str | UUID, text: str, client: str) -> str:
+        """Agree that `client` has this text spoken in a voice that demands dual control; returns the approval for one token."""
+        body = {"voice": str(voice), "text_sha256": hashlib.sha256(text.encode()).hexdigest(), "client": client}
+        token = self.token("approve", voice=voice, text=text, client=client)
+        return str(self._json("POST", "/v1/approvals", token, json=body)["approval"])
+
     def speak(
         self,
         voice: str | UUID,
@@ -141,10 +147,11 @@ class VoiceClient:
         response_format: str = "wav",
         speed: float = 1.0,
         liveness: str | None = None,
+        approval: str | None = None,
     ) -> bytes:
-        """The text, spoken: a WAV file. `liveness`: the pass, for a voice that demands one."""
+        """The text, spoken: a WAV file. `liveness`: the pass, `approval`: a second client's, for a voice that demands one."""
         body = {"model": "hibari", "input": text, "voice": str(voice), "response_format": response_format, "speed": speed}
-        token = self.token("speak", voice=voice, text=text, liveness=liveness)
+        token = self.token("speak", voice=voice, text=text, liveness=liveness, approval=approval)
         return self.call("POST", "/v1/audio/speech", token, json=body).content
 
     # How they prove who they are
@@ -157,6 +164,8 @@ class VoiceClient:
         consent: str | UUID | None = None,
         text: str | None = None,
         liveness: str | None = None,
+        approval: str | None = None,
+        client: str | None = None,
         bearer: bool = False,
     ) -> str:
         """A token for one act: it lives five seconds and works once.
@@ -170,8 +179,8 @@ class VoiceClient:
             wanted["consent"] = str(consent)
         if text is not None:
             wanted["text_sha256"] = hashlib.sha256(text.encode()).hexdigest()
-        if liveness is not None:
-            wanted["liveness"] = liveness
+        named = {"liveness": liveness, "approval": approval, "client": client}
+        wanted |= {name: value for name, value in named.items() if value is not None}
         form = {"grant_type": "client_credentials", "authorization_details": json.dumps([wanted])}
         if bearer:
             answer = self.send("POST", "/oauth/token", {}, data=form)

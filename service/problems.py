@@ -13,14 +13,16 @@ from starlette.responses import JSONResponse
 
 _BY_STATUS: Mapping[int, str] = {
     400: "certificate_ambiguous client_cert_invalid"
-    " invalid_request unsupported_grant_type invalid_authorization_details consent_invalid",
+    " invalid_request unsupported_grant_type invalid_authorization_details consent_invalid hours_invalid",
     401: "certificate_required client_unknown token_malformed token_invalid token_expired token_replayed proof_invalid"
     " use_dpop_nonce proof_replayed proof_required ticket_unknown ticket_expired ticket_used"
     " invitation_unknown invitation_expired invitation_used"
     " scheme_invalid binding_mismatch purpose_mismatch voice_mismatch text_mismatch voice_key_changed"
-    " grant_mismatch liveness_invalid liveness_expired liveness_used",
+    " grant_mismatch liveness_invalid liveness_expired liveness_used"
+    " dual_control_invalid dual_control_expired dual_control_used",
     403: "denied client_inactive voice_suspended consent_withdrawn consent_expired consent_purpose consent_territory"
-    " liveness_required not_live key_state_forbids key_compromised key_destroyed",
+    " liveness_required not_live outside_hours dual_control_required dual_control_own"
+    " approver_refused key_state_forbids key_compromised key_destroyed",
     404: "not_found voice_unknown consent_unknown key_version_not_found voiceprint_missing voice_erased",
     405: "method_not_allowed",
     408: "client_disconnected cancelled",

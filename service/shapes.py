@@ -166,6 +166,22 @@ class LivenessPass(Shape):
     expires_at: datetime
 
 
+class ApprovalRequest(Shape):
+    """What another client is to have spoken: the voice, the SHA-256 of the text in UTF-8, and the client's name."""
+
+    voice: UUID
+    text_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    client: str = Field(min_length=1, max_length=63)
+
+
+class ApprovalAnswer(Shape):
+    """The client names `approval` in the authorization details of one token, before `expires_at`."""
+
+    id: UUID
+    approval: str
+    expires_at: datetime
+
+
 class TokenAnswer(Shape):
     access_token: str
     token_type: Literal["DPoP", "Bearer"]

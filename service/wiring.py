@@ -24,6 +24,7 @@ from keyvault.sync.store import SyncStore
 from policies.audit.store import AuditStore
 from policies.authority import Voice
 from policies.browsers import BrowserKeys
+from policies.dual_control import DualControl
 from policies.gate import Gate
 from policies.grants import VerifiedProof
 from policies.liveness import Liveness
@@ -36,7 +37,7 @@ from policies.store import PolicyStore, durable
 from policies.throttle import ATTEMPTS, Throttle
 from policies.tickets import Tickets
 from policies.tokens import TokenMint, TokenVerifier, jwks
-from service.broken_glass import BrokenGlass
+from service.broken_glass import BrokenGlass, Watched
 from service.key_events import KeyEventRecorder
 from service.masters import connect, serving_token
 from service.officers import read_roster
@@ -86,7 +87,7 @@ def _vault(settings: Settings, database: Database, hsm: SiteHsm) -> Vault:
     agreement = _agreement(settings, database, hsm, glass)
     keys = VoiceKeys(hsm, KeyStore(), KeyEventRecorder(audit), mac, receipts=not agreement.alone, site=settings.site)
     clock, registry = time.time, Registry(store, time.time)
-    callers = _callers(settings, database, hsm, keys, store, audit)
+    callers = _callers(settings, database, hsm, keys, store, audit, glass)
     memory, activity, encoder, engine = LockedMemory(), Activity(), Encoder(), HibariEngine()
     opening = OpenVoices(database=database, keys=keys, memory=memory, clock=clock, break_glass=glass.to_open)
     matching = Matching(voices=opening, memory=memory, activity=activity, encoder=encoder)
@@ -113,6 +114,7 @@ def _vault(settings: Settings, database: Database, hsm: SiteHsm) -> Vault:
         opening=opening,
         matching=matching,
         liveness=callers.liveness,
+        dual_control=callers.dual_control,
         presence=Presence(database, store, matching, clock),
         speech=Speech(engine, Scheduler(at_once=SPEAKING_AT_ONCE, waiting=IN_LINE)),
         agreement=agreement,
@@ -131,29 +133,39 @@ class _Callers:
     tickets: Tickets
     browsers: BrowserKeys
     liveness: Liveness
+    dual_control: DualControl
     signing: SigningKeys
 
 
 def _callers(
-    settings: Settings, database: Database, hsm: SiteHsm, keys: VoiceKeys, store: PolicyStore, audit: AuditStore
+    settings: Settings,
+    database: Database,
+    hsm: SiteHsm,
+    keys: VoiceKeys,
+    store: PolicyStore,
+    audit: AuditStore,
+    glass: BrokenGlass,
 ) -> _Callers:
     mac, clock, issuer, refusals = RecordMac(hsm), time.time, settings.public_base_url, RefusalCounts(time.time)
     signing = SigningKeys(hsm, database, KeyName.TOKEN_SIGNER, lambda: datetime.now(UTC))
     proofs, liveness = ProofVerifier(issuer, clock, Nonces(mac, clock)), Liveness(mac, hsm.random, clock)
+    dual_control = DualControl(mac, hsm.random, clock)
     recorded: dict[str, Any] = {"database": database, "store": store, "intents": audit, "refusals": refusals, "clock": clock}
     decided = {"engine": active_policies(hsm, settings.site, settings.roster_file), "territory": settings.territory, **recorded}
     throttle = Throttle.shared(Limits().attempts, clock, settings.run_dir / ATTEMPTS)
-    bound = {"proofs": proofs, "throttle": throttle, "liveness": liveness, **decided}
+    bound = {"proofs": proofs, "throttle": throttle, "liveness": liveness, "broken_glass": Watched(glass.in_force), **decided}
     return _Callers(
         gate=Gate(verifier=TokenVerifier(signing, issuer, AUDIENCE, clock), **bound),
         minting=Minting(
             mint=TokenMint(hsm, signing, issuer, AUDIENCE, clock),
+            dual_control=dual_control,
             key_of=lambda transaction, voice: _key_of(keys, transaction, voice),
             **bound,
         ),
         tickets=Tickets(random=hsm.random, **decided),
         browsers=BrowserKeys(proofs=proofs, **recorded),
         liveness=liveness,
+        dual_control=dual_control,
         signing=signing,
     )
 

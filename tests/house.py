@@ -26,6 +26,7 @@ from policies import jws
 from policies.audit.store import AuditStore
 from policies.authority import Client, Role, Voice
 from policies.consent import Consent
+from policies.dual_control import DualControl
 from policies.engine import PolicyEngine
 from policies.gate import Call, Gate
 from policies.grants import Purpose
@@ -48,6 +49,7 @@ PATHS = {
     Purpose.READ: "/v1/voices",
     Purpose.ERASE: "/v1/voices/one",
     Purpose.LIVENESS: "/v1/liveness",
+    Purpose.APPROVE: "/v1/approvals",
 }
 TEXT = "The quick brown fox."
 
@@ -136,6 +138,7 @@ class House:
     clock: Clock = field(default_factory=Clock)
     refusals: Counted = field(default_factory=Counted)
     territory: str = "DE"
+    glass: frozenset[str] = frozenset()
     limits: Limits = field(default_factory=lambda: Limits(*[10**9] * 4))
 
     def __post_init__(self) -> None:
@@ -148,6 +151,7 @@ class House:
         self.verifier = TokenVerifier(self.signing, BASE, BASE, self.clock)
         self.proofs = ProofVerifier(BASE, self.clock, Nonces(RecordMac(self.hsm), self.clock))
         self.liveness = Liveness(RecordMac(self.hsm), self.hsm.random, self.clock)
+        self.dual_control = DualControl(RecordMac(self.hsm), self.hsm.random, self.clock)
         common: dict[str, Any] = {
             "database": self.database,
             "proofs": self.proofs,
@@ -158,10 +162,11 @@ class House:
             "territory": self.territory,
             "clock": self.clock,
             "liveness": self.liveness,
+            "broken_glass": lambda: self.glass,
             "throttle": Throttle(self.limits.attempts, self.clock),
         }
         self.gate = Gate(verifier=self.verifier, **common)
-        self.minting = Minting(mint=self.mint, key_of=key_of, **common)
+        self.minting = Minting(mint=self.mint, key_of=key_of, dual_control=self.dual_control, **common)
 
     def client(self, client_id: str = "app", tenant: str = "acme", roles: tuple[Role, ...] = tuple(Role)) -> Device:
         """Register a client with new keys."""

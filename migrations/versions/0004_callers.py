@@ -27,6 +27,9 @@ def upgrade() -> None:
     # What differs for one voice: empty for all that there are, whose MACs hold on.
     op.add_column("voice", sa.Column("terms", sa.ARRAY(sa.Text), nullable=False, server_default="{}"))
 
+    # Hours of the week in which a client may call, or a voice opens; null, as for all that there are, is no such limit.
+    for table in ("client", "voice"):
+        op.add_column(table, sa.Column("hours", sa.Text))
     op.create_table(
         "upload_ticket",
         sa.Column("secret_sha256", sa.Text, primary_key=True),

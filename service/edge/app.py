@@ -18,7 +18,7 @@ from service.edge.document import document
 from service.edge.limits import App, BodyCap
 from service.edge.proxied import ProxiedCertificate
 from service.edge.relay import Relay
-from service.edge.routes import browsers, liveness, speech, system, tickets, tokens, voices
+from service.edge.routes import approvals, browsers, liveness, speech, system, tickets, tokens, voices
 from service.problems import problem, unexpected
 
 DESCRIPTION = """Voiceprints under hardware keys, and speech that proves it may.
@@ -67,7 +67,7 @@ def create_app(
         )
     if callers is not None:
         app.add_middleware(callers)  # added last, it is the outermost: it is asked first
-    for routes in (system, tokens, browsers, tickets, voices, liveness, speech):
+    for routes in (system, tokens, browsers, tickets, voices, liveness, approvals, speech):
         app.include_router(routes.router)
     described = document(app)
     app.openapi = lambda: described  # type: ignore[method-assign]  # FastAPI's documented way

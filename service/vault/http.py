@@ -31,6 +31,7 @@ from service.refusals import Refusal, refusal_of
 from service.shapes import (
     MAX_FORM_BYTES,
     MAX_JSON_BYTES,
+    ApprovalRequest,
     BrowserKeyRequest,
     ConsentRequest,
     LivenessRequest,
@@ -82,6 +83,7 @@ def create_app(vault: Vault, threads: Threads) -> Starlette:
             Route("/v1/voices/{voice:uuid}/verify", calls.verify, methods=["POST"]),
             Route("/v1/liveness", calls.ask_liveness, methods=["POST"]),
             Route("/v1/liveness/{challenge}", calls.hear_answer, methods=["POST"]),
+            Route("/v1/approvals", calls.approve, methods=["POST"]),
             Route("/v1/audio/speech", calls.speak, methods=["POST"]),
         ],
     )
@@ -203,6 +205,12 @@ class _Calls:
         admitted = await self._run(self._vault.admit_answer, _credentials(request), str(request.path_params["challenge"]))
         done = await self._run(self._vault.hear_answer, admitted, await _frame(request))
         return JSONResponse(done.answer, headers={INTENT_HEADER: str(done.intent_id), "Cache-Control": "no-store"})
+
+    @_at(Place.APPROVE)
+    async def approve(self, request: Request) -> Response:
+        body = _shaped(ApprovalRequest, await _body(request, MAX_JSON_BYTES))
+        done = await self._run(self._vault.approve, _credentials(request), body)
+        return JSONResponse(done.answer, 201, headers={INTENT_HEADER: str(done.intent_id), "Cache-Control": "no-store"})
 
     @_at(Place.SPEAK)
     async def speak(self, request: Request) -> Response:

@@ -17,6 +17,7 @@ from uuid import UUID
 from keyvault.database import Database, Statement, Transaction
 from policies.authority import Voice
 from policies.browsers import BrowserKeys, Presented
+from policies.dual_control import DualControl, Utterance
 from policies.errors import VoiceUnknown
 from policies.gate import Gate
 from policies.grants import Binding, Grant, Purpose
@@ -28,7 +29,7 @@ from policies.store import PolicyStore, durable
 from policies.tickets import Tickets
 from service import frames
 from service.refusals import Refusal, refusal_of
-from service.shapes import ConsentRequest, SpeechRequest, UploadRequest, name_of
+from service.shapes import ApprovalRequest, ConsentRequest, SpeechRequest, UploadRequest, name_of
 from service.vault.agreement import Agreement
 from service.vault.exchange import Credentials, Done, Listener, SpokenAudio
 from service.vault.readiness import Readiness
@@ -64,6 +65,7 @@ class Vault:
     opening: OpenVoices
     matching: Matching
     liveness: Liveness
+    dual_control: DualControl
     presence: Presence
     speech: Speech
     ready: Readiness
@@ -229,6 +231,16 @@ class Vault:
                 raise
             passed = self.liveness.passed(challenge, owner_of(grant))
         return Done(grant.intent_id, {"liveness": passed.text, "expires_at": _moment(passed.expires_at)})
+
+    def approve(self, credentials: Credentials, body: ApprovalRequest) -> Done:
+        """One client's word for what another is to have spoken, once."""
+        named = {"voice": body.voice, "text_sha256": body.text_sha256, "beneficiary": body.client}
+        grant = self.gate.admit(credentials.call(Purpose.APPROVE, **named))
+        with self._completing(grant, "approved") as facts:
+            utterance = Utterance(grant.token.tenant, body.client, body.voice, body.text_sha256)
+            made = self.dual_control.approve(utterance, grant.token.client_id)
+            facts["approval"] = str(made.id)
+        return Done(grant.intent_id, {"id": str(made.id), "approval": made.text, "expires_at": _moment(made.expires_at)})
 
     def speak(self, credentials: Credentials, body: SpeechRequest, listener: Listener) -> SpokenAudio:
         """Speak a text in a voice. The voice is open from just after the gate until the last sentence, and no longer.
