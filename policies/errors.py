@@ -325,7 +325,7 @@ class OutsideHours(Denied):
     """This client, or this voice, may not be used at this time."""
 
     code = "outside_hours"
-    fix = "Come back in its hours: the operator's `glottis clients list` and `glottis voices show` name them."
+    fix = "Come back in its hours: the operator's `glottis clients hours NAME` and `glottis voices hours ID` name them."
 
 
 class RateLimited(Denied):

@@ -17,6 +17,7 @@ from policies.authority import Client, ClientState, Role, Voice, VoiceState, Voi
 from policies.caller_errors import BrowserHasNoCertificate
 from policies.consent import Consent, ConsentState, check_terms
 from policies.errors import ClientInactive, ClientUnknown, ConsentExpired, ConsentUnknown, ConsentWithdrawn, VoiceUnknown
+from policies.hours import Hours
 from policies.quotas import EVERYONE, Limits, Quota, Scope
 from policies.store import PolicyStore
 
@@ -139,6 +140,23 @@ class Registry:
             raise VoiceUnknown()
         return self._store.swap(transaction, voice, replace(voice, terms=tuple(sorted(term.value for term in terms))))
 
+    def limit_client(self, transaction: Transaction, client_id: str, hours: Hours | None) -> Client:
+        """From the commit on, the client may call in these hours alone, or always.
+
+        Raises ClientUnknown, ClientInactive, RowChanged.
+        """
+        client = self._client(transaction, client_id)
+        if client.state is not ClientState.ACTIVE:
+            raise ClientInactive(("base.client-active",))
+        return self._store.swap(transaction, client, replace(client, hours=_text(hours)))
+
+    def limit_voice(self, transaction: Transaction, voice_id: UUID, hours: Hours | None) -> Voice:
+        """From the commit on, the voice opens in these hours alone, or always. Raises VoiceUnknown, RowChanged."""
+        voice = self._store.voice_anywhere(transaction, voice_id)
+        if voice is None:
+            raise VoiceUnknown()
+        return self._store.swap(transaction, voice, replace(voice, hours=_text(hours)))
+
     def set_quota(self, transaction: Transaction, scope: Scope, name: str, limits: Limits) -> Quota:
         """From the commit on, these limits hold for this client or voice, or for everyone who has none of their own.
 
@@ -163,3 +181,7 @@ class Registry:
 
     def _now(self) -> datetime:
         return datetime.fromtimestamp(self._clock(), UTC)
+
+
+def _text(hours: Hours | None) -> str | None:
+    return None if hours is None else str(hours)

@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from policies.authority import Client
+from policies.hours import Hours
 from policies.quotas import Scope
 from service.client_approvals import OfficersAwaited
 from service.registration import Registration
@@ -25,7 +26,14 @@ class ClientCommands:
 
     def calls(self) -> Mapping[str, Call]:
         """Every command by its name."""
-        change = (self.register_client, self.rotate_client, self.change_client_roles, self.revoke_client, self.invite_browser)
+        change = (
+            self.register_client,
+            self.rotate_client,
+            self.change_client_roles,
+            self.revoke_client,
+            self.invite_browser,
+            self.client_hours,
+        )
         return {call.__name__: call for call in (*change, self.quota, self.record_authority, self.list_clients)}
 
     def register_client(self, client: str, tenant: str, roles: Sequence[str], cert_sha256: str, jkt: str) -> Facts:
@@ -49,6 +57,11 @@ class ClientCommands:
         """A one-time code for a browser that is to become this client."""
         made = self.registration().invite(client, tenant, roles, UUID(voice) if voice else None, lifetime_s)
         return {"code": made.code, "expires_at": made.expires_at.isoformat()}
+
+    def client_hours(self, client: str, change: bool, hours: str | None) -> Facts:
+        """In which hours a client may call, set first where `change` says so; null is always."""
+        known = self.registration()
+        return _client(known.limit(client, Hours.parse(hours) if hours else None) if change else known.hours(client))
 
     def quota(self, scope: str, name: str, changes: Mapping[str, int] | None) -> Facts:
         """The limits of a client or voice, set first where changes are given."""
@@ -82,4 +95,5 @@ def _client(client: Client) -> Facts:
         "certificate": client.cert_sha256,
         "jkt": client.jkt,
         "voice": None if client.voice_id is None else str(client.voice_id),
+        "hours": client.hours,
     }

@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from policies.authority import Role
 from policies.errors import ClientUnknown
+from policies.hours import Hours
 from policies.proofs import certificate_thumbprint, public_jwk
 from policies.quotas import EVERYONE
 from policies.tokens import jwk_thumbprint
@@ -140,6 +141,15 @@ def invite(
     _check_tenant(tenant)
     named, own = [role.value for role in roles], None if voice is None else str(voice)
     return _registered(settings, "invite_browser", client=name, tenant=tenant, roles=named, voice=own, lifetime_s=lifetime_s)
+
+
+def limit(settings: Settings, name: str, *, change: bool, hours: Hours | None) -> dict[str, Any]:
+    """In which `hours` a client may call (None: always); with `change` they are set first. Returns its row.
+
+    Raises ClientNameRefused, ClientMissing, SiteRefused.
+    """
+    _check(name)
+    return _registered(settings, "client_hours", client=name, change=change, hours=None if hours is None else str(hours))
 
 
 def listed(settings: Settings) -> list[dict[str, Any]]:

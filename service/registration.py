@@ -15,6 +15,7 @@ from policies.authority import Client, ClientState, Role
 from policies.browsers import Invited, invite
 from policies.caller_errors import BrowserRolesRefused
 from policies.errors import ClientUnknown
+from policies.hours import Hours
 from policies.intents import Facts, Intent
 from policies.quotas import EVERYONE, Limits, Scope
 from policies.registry import Registry
@@ -120,6 +121,16 @@ class Registration:
             self._audit.append(transaction, Intent("quota.set", "allowed", _OPERATOR, _OPERATOR, None, "clients", facts))
             return limits
 
+    def limit(self, client: str, hours: Hours | None) -> Client:
+        """Limit a client to hours, or to none. Raises ClientUnknown, ClientInactive, RowChanged."""
+        with durable(self._database) as transaction:
+            limited = self._registry.limit_client(transaction, client, hours)
+            return self._recorded(transaction, "client.hours_set", limited, hours=limited.hours or "always")
+
+    def hours(self, client: str) -> Client:
+        """The client's row as it is. Raises ClientUnknown."""
+        return self._known(client)
+
     def authority(self, action: str, name: str, sha256: str) -> None:
         """Record that certificates of a customer's authority are taken, or no longer."""
         facts: Facts = {"name": name, "sha256": sha256}
@@ -134,8 +145,8 @@ class Registration:
             self._audit.append(transaction, Intent("client.listed", "allowed", _OPERATOR, _OPERATOR, None, "clients", facts))
             return found
 
-    def _recorded(self, transaction: Transaction, action: str, client: Client) -> Client:
+    def _recorded(self, transaction: Transaction, action: str, client: Client, **more: str) -> Client:
         """The intent of a change, from the row as it was written."""
-        facts: Facts = {"certificate": client.cert_sha256, "jkt": client.jkt, "roles": " ".join(sorted(client.roles))}
+        facts: Facts = {"certificate": client.cert_sha256, "jkt": client.jkt, "roles": " ".join(sorted(client.roles)), **more}
         self._audit.append(transaction, Intent(action, "allowed", client.tenant, client.client_id, None, "clients", facts))
         return client

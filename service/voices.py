@@ -37,6 +37,7 @@ from policies.audit.store import AuditStore
 from policies.authority import Voice, VoiceTerm
 from policies.errors import AuthorityRowTampered, PolicyError, VoiceUnknown
 from policies.grants import REKEY, MaintenanceGrant, rekey_description
+from policies.hours import Hours
 from policies.intents import Facts, Intent
 from policies.registry import Registry
 from policies.store import PolicyStore, durable
@@ -53,7 +54,7 @@ from voiceprints.resealing import Resealing
 
 Answer = dict[str, Any]
 _OPERATOR = "glottis"
-_BEGINS = {VoiceTerm.BEARER: "allowed", VoiceTerm.LIVENESS: "demanded"}
+_BEGINS = {VoiceTerm.BEARER: "allowed", VoiceTerm.LIVENESS: "demanded", VoiceTerm.DUAL_CONTROL: "demanded"}
 """What the log calls it when a term begins to hold."""
 
 
@@ -127,6 +128,18 @@ class Voices:
             self._record(transaction, action, row.tenant, voice, {"changed": int(changes and not dry_run)})
         told = {"changed": False, "would_change": changes} if dry_run else {"changed": changes}
         return {"voice": str(voice), "tenant": row.tenant, term.value: on, **told}
+
+    def hours(self, voice: UUID, hours: Hours | None, *, change: bool) -> Answer:
+        """In which hours a voice opens at this site (None: always), set first with `change`. Raises VoiceUnknown, RowChanged."""
+        with durable(self.database) as transaction:
+            row = self.policies.voice_anywhere(transaction, voice)
+            if row is None:
+                raise VoiceUnknown()
+            if change:
+                row = Registry(self.policies, time.time).limit_voice(transaction, voice, hours)
+            facts: Facts = {"hours": row.hours or "always"}
+            self._record(transaction, "voice.hours_set" if change else "voice.shown", row.tenant, voice, facts)
+        return {"voice": str(voice), "tenant": row.tenant, "hours": row.hours}
 
     def rekey(self, voices: Sequence[UUID]) -> Answer:
         """Give each voice a new key; one that fails is named, and the others go on.
@@ -276,6 +289,7 @@ def _voice(voice: Voice) -> Answer:
     facts = {"voice": str(voice.voice_id), "tenant": voice.tenant, "name": voice.name, "state": voice.state.value}
     return facts | {
         "terms": list(voice.terms),
+        "hours": voice.hours,
         "key_version": voice.key_version,
         "created_at": voice.created_at.isoformat(timespec="seconds"),
     }
@@ -304,10 +318,12 @@ def run(settings: Settings, call: str, request: Mapping[str, Any]) -> Answer:
                 return known.erase(UUID(request["voice"]), dry_run=request["dry_run"])
             case "withdraw":
                 return known.withdraw(UUID(request["consent"]), dry_run=request["dry_run"])
-            case "bearer":
-                return known.term(UUID(request["voice"]), VoiceTerm.BEARER, on=request["allowed"], dry_run=request["dry_run"])
-            case "liveness":
-                return known.term(UUID(request["voice"]), VoiceTerm.LIVENESS, on=request["demanded"], dry_run=request["dry_run"])
+            case VoiceTerm.BEARER | VoiceTerm.LIVENESS | VoiceTerm.DUAL_CONTROL:
+                on = request["allowed" if call == VoiceTerm.BEARER else "demanded"]
+                return known.term(UUID(request["voice"]), VoiceTerm(call), on=on, dry_run=request["dry_run"])
+            case "hours":
+                hours = Hours.parse(request["hours"]) if request["hours"] else None
+                return known.hours(UUID(request["voice"]), hours, change=request["change"])
             case "rekey":
                 return known.rekey([UUID(voice) for voice in request["voices"]])
             case "certificate":

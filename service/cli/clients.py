@@ -18,6 +18,7 @@ from policies.quotas import EVERYONE
 from service import clients as registered
 from service.cli import authorities
 from service.cli.exits import Ended, Exit
+from service.cli.hours import hours_asked, hours_options, hours_said
 from service.cli.main import say_json
 from service.errors import ClientAwaitsOfficers, ClientMissing
 from service.settings import Settings
@@ -226,6 +227,21 @@ def quota(name: str, voice: bool, as_json: bool, **limits: int | None) -> None:
     failing = "" if voice else f" and {found['attempts']} failed attempts"
     sentence = f"{whose if name == EVERYONE else name} may use {minute}{failing} a minute, {day} a day"
     _say({"name": name, "scope": "voice" if voice else "client", **found}, sentence, as_json=as_json)
+
+
+@clients.command("hours")
+@click.argument("name")
+@hours_options
+@click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
+def hours_(name: str, as_json: bool, **said: Any) -> None:
+    """Show in which hours NAME may call, or set them: --days mon-fri --from 08:00 --to 18:00 --zone Europe/Zurich.
+
+    It holds from its next request on, at every worker: outside them it is 403 outside_hours. A span whose end is before its
+    beginning ends the day after. Times are those of a clock on the wall in the zone.
+    """
+    change, hours = hours_asked(**said)
+    row = registered.limit(Settings.load(os.environ), name, change=change, hours=hours)
+    _say(row, f"{name} may call {hours_said(row['hours'])}", as_json=as_json)
 
 
 @contextmanager

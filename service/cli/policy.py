@@ -17,9 +17,10 @@ from policies import cases
 from policies.authority import Client, ClientState, Role, Voice, VoiceState, VoiceTerm
 from policies.consent import CONSENT_PURPOSES, EVERYWHERE, Consent, ConsentState
 from policies.engine import SHIPPED, PolicyEngine, Question
-from policies.errors import PolicySetInvalid
+from policies.errors import HoursInvalid, PolicySetInvalid
 from policies.explanation import Explanation, explain
 from policies.grants import Purpose
+from policies.hours import Hours
 from service.cli.exits import Ended, Exit
 from service.cli.loading import loading
 from service.cli.main import say_json
@@ -112,6 +113,12 @@ def _choice(kind: Any) -> click.Choice[str]:
 @click.option("--voice-state", type=_choice(VoiceState), default="active", show_default=True)
 @click.option("--voice-term", "terms", type=_choice(VoiceTerm), multiple=True, help="What differs for the voice; may be repeated.")
 @click.option("--live", is_flag=True, help="The voice's speaker just answered a liveness nonce.")
+@click.option("--approved", is_flag=True, help="A second client approved what is to be spoken.")
+@click.option("--approver-state", type=_choice(ClientState), default="active", show_default=True, help="With --approved.")
+@click.option("--for-self", is_flag=True, help="For `approve`: the client approves for itself.")
+@click.option("--client-hours", help="The client is limited to: 'mon,tue 08:00-18:00 Europe/Zurich'.")
+@click.option("--voice-hours", help="The voice is limited to such hours.")
+@click.option("--broken-glass", multiple=True, help="What officers let the site do: stale-peer, compromised-key; may be repeated.")
 @click.option("--no-voice", is_flag=True, help="There is no such voice.")
 @click.option(
     "--consent-purpose", "purposes", type=click.Choice(sorted(CONSENT_PURPOSES)), multiple=True, help="Default: every one."
@@ -158,25 +165,46 @@ def _questions(said: dict[str, Any], now: datetime) -> tuple[Question, Question]
     client = replace(client, tenant=tenant)
     voice = replace(voice, tenant=tenant)
     consent = replace(consent, tenant=tenant, expires_at=now + timedelta(days=1), purposes=tuple(sorted(CONSENT_PURPOSES)))
-    honest = Question(Purpose(said["purpose"]), client, voice, consent, said["territory"], now.timestamp(), cases.HONEST.left)
+    purpose = Purpose(said["purpose"])
+    beneficiary = "another client" if purpose is Purpose.APPROVE else None
+    row = (purpose, client, voice, consent, said["territory"], now.timestamp(), cases.HONEST.left)
+    honest = Question(*row, beneficiary=beneficiary)
     asked = replace(
         honest,
         client=_client(client, said),
         voice=None if said["no_voice"] else _voice(voice, said),
         consent=None if said["no_consent"] else _consent(consent, said, now),
         live=said["live"],
+        approver=_approver(tenant, said) if said["approved"] else None,
+        beneficiary=client.client_id if said["for_self"] else beneficiary,
+        broken_glass=frozenset(said["broken_glass"]),
     )
     return honest, asked
 
 
 def _client(honest: Client, said: dict[str, Any]) -> Client:
     roles = () if said["no_role"] else tuple(said["roles"]) or honest.roles
-    return replace(honest, roles=roles, state=ClientState(said["client_state"]))
+    return replace(
+        honest, roles=roles, state=ClientState(said["client_state"]), hours=_hours(said["client_hours"], "--client-hours")
+    )
+
+
+def _approver(tenant: str, said: dict[str, Any]) -> Client:
+    return replace(cases.APPROVER, tenant=tenant, state=ClientState(said["approver_state"]))
+
+
+def _hours(said: str | None, option: str) -> str | None:
+    try:
+        return None if said is None else str(Hours.parse(said))
+    except HoursInvalid as refusal:
+        raise click.BadParameter(refusal.fix, param_hint=option) from None
 
 
 def _voice(honest: Voice, said: dict[str, Any]) -> Voice:
     tenant, state = said["voice_tenant"] or honest.tenant, VoiceState(said["voice_state"])
-    return replace(honest, tenant=tenant, state=state, terms=tuple(sorted(said["terms"])))
+    return replace(
+        honest, tenant=tenant, state=state, terms=tuple(sorted(said["terms"])), hours=_hours(said["voice_hours"], "--voice-hours")
+    )
 
 
 def _consent(honest: Consent, said: dict[str, Any], now: datetime) -> Consent:

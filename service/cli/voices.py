@@ -13,6 +13,7 @@ import click
 
 from service import step
 from service.cli.exits import Ended, Exit
+from service.cli.hours import hours_asked, hours_options, hours_said
 from service.cli.main import say_json
 from service.cli.output import json_option, say
 from service.holding import require_running
@@ -132,6 +133,40 @@ def liveness(voice: UUID, off: bool, dry_run: bool, yes: bool, as_json: bool) ->
         click.confirm(f"{voice} {words}?", abort=True, err=True)
     done = _ask(settings, "liveness", voice=str(voice), demanded=demanded, dry_run=dry_run)
     say(done, [f"{voice} {words}" if not dry_run else f"from then on {voice} {words}"], as_json=as_json)
+
+
+@voices.command("dual-control")
+@click.argument("voice", type=click.UUID)
+@click.option("--off", is_flag=True, help="Demand nothing any more, from the next request on.")
+@_dry
+@_yes
+@json_option
+def dual_control(voice: UUID, off: bool, dry_run: bool, yes: bool, as_json: bool) -> None:
+    """Let VOICE say only what a second client of its tenant, with the role approver, has approved (POST /v1/approvals).
+
+    It holds from the next request on, also for tokens in hand. The approver is another client than the one that speaks, with a
+    certificate and a DPoP key of its own; each approval is for one text and one client, and works once.
+    """
+    settings, demanded = _settings(), not off
+    words = "says only what a second client approved" if demanded else "says what one client asks for"
+    if not dry_run and not yes and off:
+        click.confirm(f"{voice} {words}?", abort=True, err=True)
+    done = _ask(settings, "dual-control", voice=str(voice), demanded=demanded, dry_run=dry_run)
+    say(done, [f"{voice} {words}" if not dry_run else f"from then on {voice} {words}"], as_json=as_json)
+
+
+@voices.command("hours")
+@click.argument("voice", type=click.UUID)
+@hours_options
+@json_option
+def hours_(voice: UUID, as_json: bool, **said: Any) -> None:
+    """Show in which hours VOICE speaks and is compared, or set them: --days mon-fri --from 08:00 --to 18:00 --zone Europe/Zurich.
+
+    It holds from the next request on. A span whose end is before its beginning ends the day after. It can be erased at any time.
+    """
+    change, hours = hours_asked(**said)
+    found = _ask(_settings(), "hours", voice=str(voice), change=change, hours=None if hours is None else str(hours))
+    say(found, [f"{voice} opens {hours_said(found['hours'])}"], as_json=as_json)
 
 
 @voices.command()
