@@ -49,6 +49,7 @@ from policies.tables import (
     used_token,
     voice,
 )
+from policies.unsent import store as unsent
 
 AuthorityRow = TypeVar("AuthorityRow", Client, Consent, Voice, Quota, UploadTicket, BrowserInvitation)
 OneTime = TypeVar("OneTime", UploadTicket, BrowserInvitation)
@@ -199,9 +200,11 @@ class PolicyStore:
 
     def insert(self, transaction: Transaction, value: Value) -> None:
         """Write a new row. Raises RowChanged if there is one with this key."""
-        table = _KINDS[type(value)][0]
+        table, key, _ = _KINDS[type(value)]
         if not _new(transaction, table, self._columns(value)):
             raise RowChanged(f"{table.name}: exists")
+        if isinstance(value, Client | Consent):  # a voice goes with its key
+            unsent.note(transaction, table.name, str(getattr(value, key[0])), value.row_version)
 
     def swap(self, transaction: Transaction, old: AuthorityRow, new: AuthorityRow) -> AuthorityRow:
         """Replace `old` by `new`, with the next row version; returns what was written.
@@ -211,13 +214,12 @@ class PolicyStore:
         new = replace(new, row_version=old.row_version + 1)
         table, key, _ = _KINDS[type(old)]
         current = and_(*(table.c[name] == getattr(old, name) for name in key), table.c.row_version == old.row_version)
-        try:
-            written = transaction.execute(update(table).where(current).values(**self._columns(new)))
-        except IntegrityError:
-            raise RowChanged(f"{table.name}: taken by another row") from None
-        if written.rowcount != 1:
+        written = update(table).where(current).values(**self._columns(new)).returning(table.c[key[0]])
+        if _kept(transaction, written, table) is None:
             raise RowChanged(f"{table.name}: changed meanwhile")
         _list_change(transaction, table, [str(getattr(old, name)) for name in key], new.row_version)
+        if table.name in unsent.TABLES:
+            unsent.note(transaction, table.name, str(getattr(old, key[0])), new.row_version)
         return new
 
     def voice_anywhere(self, transaction: Transaction, voice_id: UUID) -> Voice | None:
@@ -225,7 +227,7 @@ class PolicyStore:
         row = transaction.execute(select(voice).where(voice.c.voice_id == voice_id)).one_or_none()
         return None if row is None else self._read(row, Voice)
 
-    def take(self, transaction: Transaction, value: Consent | Voice) -> None:
+    def take(self, transaction: Transaction, value: Client | Consent | Voice) -> None:
         """Write a row as another site has it, under this site's MAC, at the row version that it has there.
 
         The caller read the present row in this transaction and found it older. Raises RowChanged if it was changed meanwhile.
@@ -234,7 +236,7 @@ class PolicyStore:
         row = self._columns(value)
         older = table.c.row_version <= value.row_version
         statement = insert(table).values(row).on_conflict_do_update(index_elements=key, set_=row, where=older)
-        if transaction.execute(statement.returning(table.c[key[0]])).first() is None:
+        if _kept(transaction, statement.returning(table.c[key[0]]), table) is None:
             raise RowChanged(f"{table.name}: changed meanwhile")
         _list_change(transaction, table, [str(getattr(value, name)) for name in key], value.row_version)
 
@@ -340,6 +342,14 @@ _KINDS: dict[type, tuple[Table, tuple[str, ...], dict[str, type[StrEnum]]]] = {
     UploadTicket: (upload_ticket, ("secret_sha256",), {}),
     BrowserInvitation: (browser_invitation, ("secret_sha256",), {}),
 }
+
+
+def _kept(transaction: Transaction, statement: Any, table: Table) -> object:
+    """The row that was written; None for none. Raises RowChanged where something of it must be one row's alone."""
+    try:
+        return transaction.execute(statement).first()
+    except IntegrityError:
+        raise RowChanged(f"{table.name}: taken by another row") from None
 
 
 def _list_change(transaction: Transaction, table: Table, key: list[str], row_version: int) -> None:

@@ -152,6 +152,68 @@ class Closing(Statement):
 
 
 @dataclass(frozen=True)
+class RowChange(Statement):
+    """A row of a higher package that travels by itself: of which kind, under which key, in which version, and its exact bytes."""
+
+    DOMAIN = "hsm-sync/1/row-change"
+    kind: str
+    key: str
+    row_version: int
+    row: bytes
+
+
+@dataclass(frozen=True)
+class RowChanges(Statement):
+    """Rows in the order of their kinds and keys; signed as a whole by the site that sends them."""
+
+    DOMAIN = "hsm-sync/1/row-changes"
+    cluster: str
+    site: str
+    batch: UUID
+    changes: tuple[RowChange, ...]
+
+    def __post_init__(self) -> None:
+        named = [(change.kind, change.key) for change in self.changes]
+        require(named == sorted(set(named)), "rows are sorted, each once")
+        require(len(named) <= MOST, f"at most {MOST} rows are sent at once")
+
+
+@dataclass(frozen=True)
+class RefusedChange(Statement):
+    """A row that the other site did not take, and the code of the reason."""
+
+    DOMAIN = "hsm-sync/1/refused-change"
+    kind: str
+    key: str
+    code: str
+
+
+@dataclass(frozen=True)
+class RowsTaken(Statement):
+    """The receiving site's word, signed, once everything but `refused` is durable there."""
+
+    DOMAIN = "hsm-sync/1/rows-taken"
+    cluster: str
+    site: str
+    batch: UUID
+    refused: tuple[RefusedChange, ...]
+
+
+@dataclass(frozen=True)
+class RowsHeld(Statement):
+    """What a site holds of each kind of such rows, as digests; signed by it."""
+
+    DOMAIN = "hsm-sync/1/rows-held"
+    cluster: str
+    site: str
+    kinds: tuple[str, ...]
+    digests: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        require(len(self.kinds) == len(self.digests), "each kind has a digest")
+
+
+@dataclass(frozen=True)
 class Summary(Statement):
     """What a site holds that both have signed for: how many, and a digest of which, whatever their order."""
 

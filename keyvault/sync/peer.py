@@ -52,6 +52,13 @@ class BatchPeer(Protocol):
     def summary(self) -> bytes: ...
 
 
+class RowPeer(Protocol):
+    """What one site's `Rows` asks of the other's. See `keyvault.sync.rows`."""
+
+    def take_rows(self, changes: bytes) -> bytes: ...
+    def send_differing(self, held: bytes) -> None: ...
+
+
 class Link(Protocol):
     """How a call's bytes reach the other site."""
 
@@ -128,6 +135,12 @@ class RemotePeer:
     def summary(self) -> bytes:
         return self._one("summary")
 
+    def take_rows(self, changes: bytes) -> bytes:
+        return self._one("take_rows", changes)
+
+    def send_differing(self, held: bytes) -> None:
+        self._call("send_differing", held)
+
     def _one(self, method: str, *parts: bytes) -> bytes:
         reply = self._call(method, *parts)
         if len(reply) != 1:
@@ -141,17 +154,19 @@ class RemotePeer:
         return reply.parts
 
 
-def serve(node: Peer, batches: BatchPeer, method: str, message: bytes) -> bytes:
-    """The reply to the other site's call: what the node answers, or the refusal that it raised.
+def serve(node: Peer, batches: BatchPeer, method: str, message: bytes, *, rows: RowPeer | None = None) -> bytes:
+    """The reply to the other site's call: what the node answers, or the refusal that it raised. Without `rows` none are taken.
 
     What is no refusal (a fault of our own) is raised here. Whoever calls this has made sure that the other site calls.
     """
     try:
+        given = _Call.decode(message).parts
+        if rows is not None and (taken := _ROW_METHODS.get(method)):
+            return _Reply(taken(rows, given)).encode()
         answer = _METHODS.get(method)
         if answer is None:
             raise StatementMalformed(f"a site answers no call {method!r}")
-        parts = answer(node, batches, _Call.decode(message).parts)
-        return _Reply(tuple(parts)).encode()
+        return _Reply(tuple(answer(node, batches, given))).encode()
     except (ValueError, IndexError) as error:
         return _Reply((), _Refusal.of(StatementMalformed(f"a call of {method!r} has another form: {error}"))).encode()
     except KeyVaultError as error:
@@ -230,6 +245,15 @@ def _closed(_: Peer, batches: BatchPeer, parts: Parts) -> Parts:
     return ()
 
 
+def _differing(rows: RowPeer, parts: Parts) -> Parts:
+    rows.send_differing(parts[0])
+    return ()
+
+
+_ROW_METHODS: Mapping[str, Callable[[RowPeer, Parts], Parts]] = {
+    "take_rows": lambda rows, parts: (rows.take_rows(parts[0]),),
+    "send_differing": _differing,
+}
 _METHODS: Mapping[str, Callable[[Peer, BatchPeer, Parts], Sequence[bytes]]] = {
     "state": lambda node, _, __: (node.state(),),
     "lacking": lambda node, _, __: [name.encode() for name in node.lacking()],

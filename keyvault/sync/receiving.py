@@ -23,6 +23,9 @@ from keyvault.sync.messages import (
     Closing,
     KeyRow,
     RefusedRow,
+    RowChanges,
+    RowsHeld,
+    RowsTaken,
     StoneRow,
     Taken,
     dek_proof,
@@ -39,7 +42,7 @@ KEYS, STONES = "keys", "tombstones"
 FAULTS = (HsmUnavailable, SyncStoreUnavailable)
 """Not a row's own fault: the whole batch is tried again."""
 
-Message = TypeVar("Message", Batch, Taken, Closing)
+Message = TypeVar("Message", Batch, Taken, Closing, RowChanges, RowsTaken, RowsHeld)
 
 
 class Replica(Protocol):
@@ -65,7 +68,7 @@ class Envelopes:
         """This site's identity signs. Raises HsmUnavailable."""
         return self._node.parts.hsm.sign(KeyName.SITE_IDENTITY, data)
 
-    def sealed(self, statement: Batch | Taken | Closing) -> bytes:
+    def sealed(self, statement: Batch | Taken | Closing | RowChanges | RowsTaken | RowsHeld) -> bytes:
         """The statement under this site's signature."""
         return Signed.make(self._node.name, statement, self.sign).encode()
 

@@ -20,10 +20,12 @@ from keyvault.sync.durable import SiteParts
 from keyvault.sync.errors import SiteUnfounded
 from keyvault.sync.node import SiteNode
 from keyvault.sync.peer import RemotePeer
+from keyvault.sync.rows import Rows
 from policies.audit.details import Details
 from policies.audit.store import AuditStore
 from policies.store import PolicyStore
 from service.approving import ApprovalCommands, site_inbox
+from service.authority_rows import AuthorityRows
 from service.client_approvals import ClientApprovals
 from service.client_commands import ClientCommands
 from service.detail_exports import DetailCommands
@@ -53,6 +55,7 @@ class SiteService:
     peer: RemotePeer | None
     coordinator: Coordinator
     batches: Batches
+    rows: Rows
     inbox: Inbox
     driving: threading.Lock = field(default_factory=threading.Lock, repr=False)
     """Held by whatever drives both sites from here: two at once would only get into each other's way."""
@@ -131,8 +134,9 @@ def _service(settings: Settings, parts: SiteParts, hsm: SiteHsm) -> SiteService:
         roster, history = read_roster(settings.roster_file), read_history(settings)
         node = SiteNode.join(parts, roster, history) if history else SiteNode.found(parts, roster)
     peer = _peer(settings, node)
-    batches = Batches(node, peer, VoiceRows(PolicyStore(RecordMac(hsm)), Details(hsm)))
-    return SiteService(settings, parts.database, hsm, node, peer, Coordinator(node, peer, _now), batches, site_inbox(node))
+    store = PolicyStore(RecordMac(hsm))
+    batches, rows = Batches(node, peer, VoiceRows(store, Details(hsm))), Rows(node, peer, AuthorityRows(store))
+    return SiteService(settings, parts.database, hsm, node, peer, Coordinator(node, peer, _now), batches, rows, site_inbox(node))
 
 
 def _peer(settings: Settings, node: SiteNode) -> RemotePeer | None:

@@ -41,7 +41,7 @@ def tasks(site: SiteService) -> list[Task]:
 
     own = [Task("due", due), Task("signers", signing), Task("shred", _Shredding(site).turn)]
     always = [Task("compare", _Comparing(site).turn), *own]
-    return [*always, Task("send", _Sending(site).turn)] if site.peer else always
+    return [*always, Task("send", _Sending(site).turn), Task("tell", _Telling(site).turn)] if site.peer else always
 
 
 class _Sending:
@@ -57,6 +57,21 @@ class _Sending:
             _log.warning("keys_refused", rows={str(row): code for row, code in pumped.refused.items()})
             self._refused = dict(pumped.refused)
         return REFUSED_S if pumped.refused else PUMP_S
+
+
+class _Telling:
+    """Tells the other site who may no longer call, or was registered, and what was withdrawn or suspended."""
+
+    def __init__(self, site: SiteService) -> None:
+        self._site = site
+        self._refused: Mapping[str, str] = {}
+
+    def turn(self) -> float:
+        told = self._site.rows.send()
+        if told.refused != self._refused:
+            _log.warning("rows_refused", rows=told.refused)
+            self._refused = dict(told.refused)
+        return REFUSED_S if told.refused else PUMP_S
 
 
 class _Shredding:
@@ -90,6 +105,7 @@ class _Comparing:
                     self._site.coordinator.resume()
             if not self._level:
                 self._site.batches.reconcile()
+                self._site.rows.reconcile()
                 self._level = True
         except PeerUnavailable:
             self._level = False

@@ -21,6 +21,7 @@ from keyvault.approvals import Approval, Officer, Operation
 from keyvault.database import Transaction
 from keyvault.events import KeyEvent
 from keyvault.hsm import KeyName, RingMaster
+from keyvault.records import RecordMac
 from keyvault.sync.batches import Batches
 from keyvault.sync.coordinator import Coordinator
 from keyvault.sync.durable import SiteParts
@@ -28,7 +29,10 @@ from keyvault.sync.errors import PeerUnavailable, SyncRefused
 from keyvault.sync.node import SiteNode
 from keyvault.sync.peer import RemotePeer, serve
 from keyvault.sync.roster import Roster, SiteKey
+from keyvault.sync.rows import Rows
 from keyvault.sync.statement import DESTROY, Proposal, destruction_subject
+from policies.store import PolicyStore
+from service.authority_rows import AuthorityRows
 
 _names = itertools.count()
 MAIN = RingMaster("main", 1)
@@ -120,6 +124,7 @@ class Journal:
 
 
 _OF_BATCHES = ("take", "close", "page", "summary")
+_OF_ROWS = ("take_rows", "send_differing")
 
 
 @dataclass
@@ -132,13 +137,15 @@ class FunctionLink:
     down: bool = False
     lose: str = ""
     calls: list[str] = field(default_factory=list)
+    rows: Callable[[], Rows] | None = None
 
     def call(self, method: str, message: bytes) -> bytes:
         if self.down:
             raise PeerUnavailable
         self.calls.append(method)
         try:
-            reply = serve(self.node(), self.batches() if method in _OF_BATCHES else None, method, message)
+            rows = self.rows() if self.rows and method in _OF_ROWS else None
+            reply = serve(self.node(), self.batches() if method in _OF_BATCHES else None, method, message, rows=rows)
         except Crashed:
             self.died()
             raise PeerUnavailable from None
@@ -280,6 +287,13 @@ class Sites:
         peer = RemotePeer(others[0], self.links[others[0]]) if others else None
         return Batches(site.alive(), peer, site.rows, most=most)
 
+    def authority_rows(self, name: str, most: int = 100) -> Rows:
+        """What a site tells and hears of who may do what, from its own tables."""
+        site = self.all[name]
+        others = [other for other in self.all if other != name and other in site.alive().ledger.roster.names]
+        peer = RemotePeer(others[0], self.links[others[0]]) if others else None
+        return Rows(site.alive(), peer, AuthorityRows(PolicyStore(RecordMac(site.hsm))), most=most)
+
     def ceremony(self, master: RingMaster, names: str = "") -> None:
         """Officers announce one master to these sites, or to all, and bring it into their tokens."""
         key = os.urandom(32)
@@ -289,7 +303,9 @@ class Sites:
             self.all[name].hsm.install(master, key)
 
     def _link(self, name: str) -> FunctionLink:
-        return FunctionLink(lambda: self.all[name].alive(), lambda: self.batches(name), self.all[name].die)
+        link = FunctionLink(lambda: self.all[name].alive(), lambda: self.batches(name), self.all[name].die)
+        link.rows = lambda: self.authority_rows(name)
+        return link
 
 
 def destruction(labels: Sequence[str], cluster: str = "cluster-1") -> tuple[Operation, tuple[Approval, ...]]:
