@@ -16,7 +16,7 @@ from uuid import UUID
 
 from sqlalchemy import Table, and_, delete, select, update
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from keyvault.database import Database, Rows, Statement, Transaction, send
@@ -24,7 +24,7 @@ from keyvault.errors import RecordTampered
 from keyvault.records import Field, RecordMac, canonical
 from policies.authority import Authority, Client, ClientState, Voice, VoiceState
 from policies.consent import Consent, ConsentState
-from policies.errors import AuditUnavailable, AuthorityRowTampered, ClientUnknown, RowChanged
+from policies.errors import AuditUnavailable, AuthorityRowTampered, RowChanged
 from policies.grants import CLOCK_TOLERANCE_S, VerifiedProof
 from policies.one_time import BrowserInvitation, UploadTicket
 from policies.quotas import EVERYONE, Left, Limits, Quota, Scope, Used, left, windows
@@ -50,6 +50,7 @@ from policies.tables import (
     voice,
 )
 from policies.unsent import store as unsent
+from policies.writing.store import kept, list_change, new
 
 AuthorityRow = TypeVar("AuthorityRow", Client, Consent, Voice, Quota, UploadTicket, BrowserInvitation)
 OneTime = TypeVar("OneTime", UploadTicket, BrowserInvitation)
@@ -201,7 +202,7 @@ class PolicyStore:
     def insert(self, transaction: Transaction, value: Value) -> None:
         """Write a new row. Raises RowChanged if there is one with this key."""
         table, key, _ = _KINDS[type(value)]
-        if not _new(transaction, table, self._columns(value)):
+        if not new(transaction, table, self._columns(value)):
             raise RowChanged(f"{table.name}: exists")
         if isinstance(value, Client | Consent):  # a voice goes with its key
             unsent.note(transaction, table.name, str(getattr(value, key[0])), value.row_version)
@@ -215,9 +216,9 @@ class PolicyStore:
         table, key, _ = _KINDS[type(old)]
         current = and_(*(table.c[name] == getattr(old, name) for name in key), table.c.row_version == old.row_version)
         written = update(table).where(current).values(**self._columns(new)).returning(table.c[key[0]])
-        if _kept(transaction, written, table) is None:
+        if kept(transaction, written, table) is None:
             raise RowChanged(f"{table.name}: changed meanwhile")
-        _list_change(transaction, table, [str(getattr(old, name)) for name in key], new.row_version)
+        list_change(transaction, table, [str(getattr(old, name)) for name in key], new.row_version)
         if table.name in unsent.TABLES:
             unsent.note(transaction, table.name, str(getattr(old, key[0])), new.row_version)
         return new
@@ -236,9 +237,9 @@ class PolicyStore:
         row = self._columns(value)
         older = table.c.row_version <= value.row_version
         statement = insert(table).values(row).on_conflict_do_update(index_elements=key, set_=row, where=older)
-        if _kept(transaction, statement.returning(table.c[key[0]]), table) is None:
+        if kept(transaction, statement.returning(table.c[key[0]]), table) is None:
             raise RowChanged(f"{table.name}: changed meanwhile")
-        _list_change(transaction, table, [str(getattr(value, name)) for name in key], value.row_version)
+        list_change(transaction, table, [str(getattr(value, name)) for name in key], value.row_version)
 
     def forget_voice(self, transaction: Transaction, voice_id: UUID) -> None:
         """Delete the row of a voice that was erased. Idempotent."""
@@ -246,22 +247,15 @@ class PolicyStore:
         for counted in (usage, quota):
             transaction.execute(delete(counted).where(counted.c.scope == Scope.VOICE.value, counted.c.name == str(voice_id)))
         transaction.execute(delete(used_recording).where(used_recording.c.voice_id == voice_id))
-        _list_change(transaction, voice, [str(voice_id)], _FORGOTTEN)
+        list_change(transaction, voice, [str(voice_id)], _FORGOTTEN)
 
     def use_nonce(self, transaction: Transaction, kind: str, nonce: UUID, *, until: float) -> bool:
         """Use the liveness nonce up as what `kind` says, and remember that `until` then; False if it was used before."""
-        return _new(transaction, used_token, {"iss": kind, "jti": str(nonce), "expires_at": moment(until)})
-
-    def approver(self, transaction: Transaction, client_id: str) -> Client:
-        """The client that approved, if the transaction sees it. Raises ClientUnknown, AuthorityRowTampered."""
-        found = self.client(transaction, client_id)
-        if found is None:
-            raise ClientUnknown()
-        return found
+        return new(transaction, used_token, {"iss": kind, "jti": str(nonce), "expires_at": moment(until)})
 
     def use_approval(self, transaction: Transaction, approval: UUID) -> bool:
         """Use a second client's word up, for ever; False if it was used before."""
-        return _new(transaction, authority_change, {"kind": APPROVAL, "key": str(approval), "row_version": _FORGOTTEN})
+        return new(transaction, authority_change, {"kind": APPROVAL, "key": str(approval), "row_version": _FORGOTTEN})
 
     def use_recording(self, transaction: Transaction, voice_id: UUID, digest: bytes) -> bool:
         """Use the recording with this SHA-256 up for the voice, for as long as there is the voice; False if it was used before.
@@ -269,7 +263,7 @@ class PolicyStore:
         What is kept is a MAC: who has the database and a recording cannot tell whether it was sent.
         """
         fingerprint = self._mac.make(used_recording.name, voice_id, digest)
-        return _new(transaction, used_recording, {"voice_id": voice_id, "fingerprint": fingerprint})
+        return new(transaction, used_recording, {"voice_id": voice_id, "fingerprint": fingerprint})
 
     def consume_proof(self, transaction: Transaction, proof: VerifiedProof) -> bool:
         """Use the proof up; False if it was used before."""
@@ -283,7 +277,7 @@ class PolicyStore:
 
     def use_up(self, transaction: Transaction, value: OneTime) -> bool:
         """Use a one-time secret up, for ever; False if it was used before."""
-        return _new(transaction, authority_change, _used_row(value))
+        return new(transaction, authority_change, _used_row(value))
 
     def used(self, transaction: Transaction, value: OneTime) -> bool:
         """Whether a one-time secret was used."""
@@ -344,29 +338,6 @@ _KINDS: dict[type, tuple[Table, tuple[str, ...], dict[str, type[StrEnum]]]] = {
 }
 
 
-def _kept(transaction: Transaction, statement: Any, table: Table) -> object:
-    """The row that was written; None for none. Raises RowChanged where something of it must be one row's alone."""
-    try:
-        return transaction.execute(statement).first()
-    except IntegrityError:
-        raise RowChanged(f"{table.name}: taken by another row") from None
-
-
-def _list_change(transaction: Transaction, table: Table, key: list[str], row_version: int) -> None:
-    """Add to the list that only grows. From the commit on, no older version of this row counts."""
-    listed = {"kind": table.name, "key": "/".join(key), "row_version": row_version}
-    if not _new(transaction, authority_change, listed) and not transaction.scalar(
-        select(authority_change.c.row_version).filter_by(**listed)
-    ):
-        raise RowChanged(f"{table.name}: the database did not keep its change")
-
-
 def _used_row(value: UploadTicket | BrowserInvitation) -> dict[str, Any]:
     """The list's entry that says that a one-time secret was used: its row is never written again, so this is no version of it."""
     return {"kind": _KINDS[type(value)][0].name, "key": value.secret_sha256, "row_version": _FORGOTTEN}
-
-
-def _new(transaction: Transaction, table: Table, row: dict[str, Any]) -> bool:
-    """Insert; False if the row was there. One statement: of two at once, the second waits for the first to commit or not."""
-    statement = insert(table).values(row).on_conflict_do_nothing().returning(*table.primary_key.columns)
-    return transaction.execute(statement).first() is not None

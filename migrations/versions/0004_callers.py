@@ -24,12 +24,7 @@ def _column(name: str, kind: Any) -> sa.Column:
 def upgrade() -> None:
     op.execute("SET LOCAL lock_timeout = '5s'")
     op.execute("SET LOCAL statement_timeout = '60s'")
-    # What differs for one voice: empty for all that there are, whose MACs hold on.
-    op.add_column("voice", sa.Column("terms", sa.ARRAY(sa.Text), nullable=False, server_default="{}"))
-
-    # Hours of the week in which a client may call, or a voice opens; null, as for all that there are, is no such limit.
-    for table in ("client", "voice"):
-        op.add_column(table, sa.Column("hours", sa.Text))
+    _limits()
     op.create_table(
         "upload_ticket",
         sa.Column("secret_sha256", sa.Text, primary_key=True),
@@ -42,8 +37,6 @@ def upgrade() -> None:
         sa.CheckConstraint(f"octet_length(mac) = {MAC_BYTES}", name="mac"),
     )
     op.create_index("ix_upload_ticket_expires_at", "upload_ticket", ["expires_at"])
-    # The one voice that a client may reach; null, as for all that there are, is no such limit, and their MACs hold on.
-    op.add_column("client", sa.Column("voice_id", sa.Uuid))
     op.create_table(
         "browser_invitation",
         sa.Column("secret_sha256", sa.Text, primary_key=True),
@@ -70,6 +63,16 @@ def upgrade() -> None:
         sa.Column("voice_id", sa.Uuid, primary_key=True),
         sa.Column("fingerprint", sa.LargeBinary, primary_key=True),
     )
+
+
+def _limits() -> None:
+    """What differs for one voice or client. All that there are have no such limit, and their MACs hold on."""
+    op.add_column("voice", sa.Column("terms", sa.ARRAY(sa.Text), nullable=False, server_default="{}"))
+    # Hours of the week in which a client may call, or a voice opens; null is always.
+    for table in ("client", "voice"):
+        op.add_column(table, sa.Column("hours", sa.Text))
+    # The one voice that a client may reach; null is every voice of its tenant.
+    op.add_column("client", sa.Column("voice_id", sa.Uuid))
 
 
 def _activations() -> None:
