@@ -40,6 +40,8 @@ def made_and_wrapped(
     bits, and PinRejected; nothing is made then.
     """
     transports = [one_time_keys.template(key) for key in one_time_keys.apart(transport)]
+    if len({len(str(one[Attribute.MODULUS])) for one in transports}) != 1:  # so that each answer ends where the next begins
+        raise CeremonyRefused("one-time keys of one length are wanted")
     with _ceremony(config, pins, master) as (session, how):
         wrapped, attributes = how.made(session, master, transports, digest)
         return b"".join(wrapped), attributes

@@ -14,7 +14,6 @@ from keyvault.errors import KeyGone, KeyNotFound, SealBroken, UnwrapRejected
 from keyvault.hsm import Canary, KeyName, NewDek, OpenDek, RingMaster, signer_label
 from keyvault.hsm_listeners import UNHEARD, Listeners
 from keyvault.pkcs11_deks import OpeningDek, SealingDek, SessionCanary, SessionKey, open_sealed, seal, unwrap
-from keyvault.pkcs11_masters import MasterKind
 from keyvault.pkcs11_names import Mechanism, ObjectClass
 from keyvault.pkcs11_pool import Figures, SessionPool
 from keyvault.pkcs11_raw import GCM_NONCE, GCM_TAG
@@ -33,9 +32,11 @@ _P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 class Pkcs11Hsm:
     """One token behind the `SiteHsm` protocol. Made by `open`; methods may be called from any thread of this process."""
 
-    def __init__(self, pool: SessionPool, breaker: Breaker, config: TokenConfig, listeners: Listeners, kind: MasterKind) -> None:
+    def __init__(
+        self, pool: SessionPool, breaker: Breaker, config: TokenConfig, listeners: Listeners, profile: quirks.Profile
+    ) -> None:
         self._token = pool
-        self._kind = kind
+        self.profile, self._kind = profile, profile.masters(rotation=config.rotation)
         self._breaker = breaker
         self._listeners = listeners
         self._found = Held((), frozenset())
@@ -64,8 +65,8 @@ class Pkcs11Hsm:
             module = Module(config.module, config.folder)
             try:
                 profile = quirks.chosen(config.profile, *module.description)
-                breaker, kind = Breaker(listeners.breaker), profile.masters(rotation=config.rotation)
-                hsm = cls(SessionPool(module, config, pin, breaker, listeners.worn), breaker, config, listeners, kind)
+                breaker = Breaker(listeners.breaker)
+                hsm = cls(SessionPool(module, config, pin, breaker, listeners.worn), breaker, config, listeners, profile)
             except BaseException:
                 module.stop()
                 raise
@@ -73,7 +74,7 @@ class Pkcs11Hsm:
                 hsm.refresh(expected_masters, expected_masters if required_masters is None else required_masters)
                 if hsm.masters():
                     with hsm._token.new_session() as session:
-                        quirks.require(session, hsm.masters()[-1], profile, kind)
+                        quirks.require(session, hsm.masters()[-1], profile, hsm._kind)
             except BaseException:
                 hsm.close()
                 raise

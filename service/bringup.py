@@ -26,7 +26,7 @@ from service.isolation import Account, Isolation, establish
 from service.officers import read_roster
 from service.schema import LOG, OWNER, VAULT
 from service.settings import Secret, Settings
-from service.site import Site, module, token_facts
+from service.site import ROTATION, Site, holds_masters_twice, module, token_facts
 from service.sites import Introduction
 
 TOKENS = ("serving", "log", "officer")
@@ -67,10 +67,9 @@ def prepare_files(settings: Settings) -> Installation:
     module(settings)  # missing: say so before anything is made
     isolation = establish(settings.state_dir, settings.site)
     _folders(settings, isolation)
-    owners = {"serving": isolation.vault, "log": isolation.log, "officer": isolation.officer}
     with ExitStack() as stack:  # tokens, clusters and the second site at once: two cores make them in half the time
         second = stack.enter_context(_second_site(settings, isolation))
-        tokens = [stack.enter_context(_token(settings, name, owners[name], isolation.officer)) for name in _tokens(settings)]
+        tokens = [stack.enter_context(_token(settings, name, isolation)) for name in _tokens(settings)]
         postgres = _postgres(settings, isolation)
         for finish in tokens:
             finish()
@@ -83,7 +82,8 @@ def prepare_files(settings: Settings) -> Installation:
 
 
 def _tokens(settings: Settings) -> tuple[str, ...]:
-    return TOKENS if settings.site == "a" else TOKENS[:2]
+    own = TOKENS if settings.site == "a" else TOKENS[:2]
+    return (*own, ROTATION) if holds_masters_twice(settings) else own
 
 
 @contextmanager
@@ -155,9 +155,9 @@ def _folders(settings: Settings, isolation: Isolation) -> None:
 
 
 @contextmanager
-def _token(settings: Settings, name: str, owner: Account, officer: Account) -> Iterator[Callable[[], None]]:
+def _token(settings: Settings, name: str, isolation: Isolation) -> Iterator[Callable[[], None]]:
     """Begin to make one token under its owner's user, unless it is there; what is yielded waits until it is whole."""
-    place = settings.token_dir(name)
+    place, owner, officer = settings.token_dir(name), isolation.owner(name), isolation.officer
     if place.exists():
         yield lambda: _whole(settings, place, owner)
         return
@@ -167,6 +167,11 @@ def _token(settings: Settings, name: str, owner: Account, officer: Account) -> I
         raise HalfMade(
             f"{place} is gone, and with it {masters}: no new key is made in its place",
             fix=f"Restore {place} from a backup, or let officers replace this site (`glottis approvals`).",
+        )
+    if name == ROTATION and settings.roster_file.exists():
+        raise HalfMade(
+            f"{place} is missing: without it no master is made and no key re-wrapped",
+            fix="Restore it from a backup. An installation keeps the GLOTTIS_PKCS11_PROFILE that it was founded with.",
         )
     unfinished = place.with_name(f"{name}.new")
     shutil.rmtree(unfinished, ignore_errors=True)

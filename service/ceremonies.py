@@ -3,14 +3,17 @@
 The folder `officer/ceremonies/RING-VERSION` holds the newest messages of every version that was ever begun here, so that a
 cut-off step can be begun again and no number is used twice. The token works in a child under its owner's account. On one
 machine `play` holds both sides.
+
+Where masters are not TRUSTED a site has two tokens to fill, one of them with the rotation PIN: an offer then holds a one-time key
+for each, one after the other, and the answer a wrapped master for each. The maker's own rotation token takes part as one more.
 """
 
 from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,29 +21,37 @@ from pathlib import Path
 from keyvault.ceremony_messages import NONCE, ORDER, Plan, Seat, Step, Transcript
 from keyvault.errors import CeremonyRefused
 from keyvault.hsm import RingMaster
+from keyvault.one_time_keys import apart
 from keyvault.sync.roster import Roster
 from keyvault.sync.signatures import verify_p256
 from service.ceremony_steps import Facts, TokenProcess, token_process
 from service.errors import OfficerKeyRefused
-from service.isolation import Account, establish
+from service.isolation import Account, Isolation, establish
 from service.officers import OfficerKey, person_of
 from service.settings import Secret, Settings
-from service.site import Site, announce
+from service.site import ROTATION, Site, announce
 
 OAEP = "SHA_1"  # what SoftHSM 2.6.1 has; a hardware module's site may plan with SHA256
 
 
 @dataclass(frozen=True)
 class TokenPins:
-    """Asked for when a step needs them, and kept nowhere."""
+    """Asked for when a step needs them, and kept nowhere. `rotation` is the user's PIN of the token that re-wraps."""
 
     officer: Callable[[], str] = field(repr=False)
     user: Callable[[], str] = field(repr=False)
+    rotation: Callable[[], str] = field(repr=False, default=str)
 
     @classmethod
     def of_development(cls, settings: Settings) -> TokenPins:
         """Where the development installation keeps them."""
-        return cls(Secret(settings.officer_dir / "serving.so-pin").read, settings.serving_pin.read)
+        officer, rotation = settings.officer_dir / "serving.so-pin", settings.pin_file(ROTATION)
+        return cls(Secret(officer).read, settings.serving_pin.read, Secret(rotation).read)
+
+    def of(self, token: str, *, split: bool) -> dict[str, str]:
+        """What a step at this token is given. Masters that are not TRUSTED need no officer's."""
+        user = self.rotation if token == ROTATION else self.user
+        return {"so_pin": "" if split else self.officer(), "user_pin": user()}
 
 
 class Desk:
@@ -53,7 +64,9 @@ class Desk:
     def __init__(self, settings: Settings, roster: Roster, key: OfficerKey, pins: TokenPins) -> None:
         self._settings, self._roster, self._key, self._pins = settings, roster, key, pins
         self.officer = person_of(key, roster)
-        self._account: Account = establish(settings.state_dir, settings.site).vault
+        self._isolation: Isolation = establish(settings.state_dir, settings.site)
+        self._split = Site.load(settings.site_file).split
+        self._tokens = ("serving", ROTATION) if self._split else ("serving",)
         self._folder = settings.officer_dir / "ceremonies"
 
     def begin(self, ring: str, receiver: str, version: int | None = None, oaep: str = OAEP) -> Transcript:
@@ -79,10 +92,9 @@ class Desk:
         """Make the one-time key; it lives until the block ends, and in it the maker's answer can be taken."""
         self._require(plan, Step.PLAN, self._seat(plan, Step.OFFER))
         self._require_fresh(plan)
-        with token_process(self._settings, self._account, "receive") as token:
-            said = token.ask(**_about(plan), so_pin=self._pins.officer(), user_pin=self._pins.user(), oaep=plan.plan.oaep)
-            offered = plan.followed(self._key, content=base64.b64decode(said["transport"]))
-            yield Offer(self, token, self._kept(offered))
+        with ExitStack() as stack:
+            tokens, transport = self._receiving(stack, plan, self._tokens)
+            yield Offer(self, tokens, self._kept(plan.followed(self._key, content=transport)))
 
     def send(self, offered: Transcript) -> Transcript:
         """Make the master here and wrap it for the offer, once."""
@@ -92,11 +104,17 @@ class Desk:
             raise CeremonyRefused("this ceremony was not begun here")
         if len(kept.messages) > 1:
             raise CeremonyRefused(f"version {offered.plan.version} was sent before: abandon it and begin a new one")
-        transport = base64.b64encode(offered.newest.content).decode()
-        pins = {"so_pin": self._pins.officer(), "user_pin": self._pins.user()}
-        said = self._token("send", **_about(offered), **pins, transport=transport, oaep=offered.plan.oaep)
-        wrapped = base64.b64decode(said["wrapped"])
-        return self._kept(offered.followed(self._key, content=wrapped, attributes=tuple(said["attributes"])))
+        theirs = offered.newest.content
+        with ExitStack() as stack:
+            own, transport = self._receiving(stack, offered, self._tokens[1:])
+            wanted = base64.b64encode(theirs + transport).decode()
+            pins = self._pins.of("serving", split=self._split)
+            said = self._token("send", **_about(offered), **pins, transport=wanted, oaep=offered.plan.oaep)
+            wrapped, attributes = base64.b64decode(said["wrapped"]), tuple(said["attributes"])
+            each = len(wrapped) // len(apart(theirs + transport))
+            end = len(apart(theirs)) * each
+            _taken(own, wrapped[end:], attributes)
+        return self._kept(offered.followed(self._key, content=wrapped[:end], attributes=attributes))
 
     def close(self, received: Transcript) -> Transcript:
         """Sign that both tokens hold the master: the transcript is whole."""
@@ -127,8 +145,8 @@ class Desk:
         in_use = agreed(master) if agreed else master in Site.load(self._settings.site_file).masters
         if kept.complete or in_use:
             raise CeremonyRefused(f"{master.label} is in use: it is destroyed by approval only, see `glottis keys destroy`")
-        said = self._token("remove", ring=master.ring, version=master.version, user_pin=self._pins.user())
-        return int(said["objects"])
+        about = {"ring": master.ring, "version": master.version}
+        return sum(int(self._token("remove", name, **about, user_pin=self._user_pin(name))["objects"]) for name in self._tokens)
 
     def check(self, story: Transcript) -> None:
         """Raise CeremonyMessageInvalid unless every message so far holds by this desk's roster."""
@@ -151,11 +169,11 @@ class Desk:
         self._require(answer, Step.MASTER, self._seat(answer, Step.RECEIPT))
         answer.check_follows(offered, Step.MASTER)
 
-    def take(self, token: TokenProcess, offered: Transcript, answer: Transcript) -> Transcript:
+    def take(self, tokens: Sequence[TokenProcess], offered: Transcript, answer: Transcript) -> Transcript:
         """See `Offer.take`."""
         self.check_answer(offered, answer)
-        said = token.ask(wrapped=base64.b64encode(answer.newest.content).decode())
-        received = answer.followed(self._key, attributes=tuple(said["attributes"]))
+        told = answer.newest
+        received = answer.followed(self._key, attributes=_taken(tokens, told.content, told.attributes))
         received.check(self._roster, verify_p256)
         return self._kept(received)
 
@@ -185,14 +203,33 @@ class Desk:
 
     def _used(self, ring: str) -> set[int]:
         """Numbers that were ever begun here, that the token holds, or that this site serves."""
-        held = self._token("versions", ring=ring, user_pin=self._pins.user())["versions"]
+        held = {
+            number
+            for name in self._tokens
+            for number in self._token("versions", name, ring=ring, user_pin=self._user_pin(name))["versions"]
+        }
         begun = {story.plan.version for story in self._all() if story.plan.ring == ring}
         serving = {master.version for master in Site.load(self._settings.site_file).masters if master.ring == ring}
-        return set(held) | begun | serving
+        return held | begun | serving
 
-    def _token(self, step: str, **request: object) -> Facts:
-        with token_process(self._settings, self._account, step) as token:
-            return token.ask(**request)
+    def _user_pin(self, name: str) -> str:
+        return self._pins.rotation() if name == ROTATION else self._pins.user()
+
+    def _token(self, step: str, name: str = "serving", /, **request: object) -> Facts:
+        about = request if name == "serving" else {**request, "token": name}
+        with token_process(self._settings, self._isolation.owner(name), step) as token:
+            return token.ask(**about)
+
+    def _receiving(self, stack: ExitStack, story: Transcript, names: Sequence[str]) -> tuple[list[TokenProcess], bytes]:
+        """A process with a one-time key at each of these tokens, until the stack ends; and their keys, one after the other."""
+        tokens, transport = [], b""
+        for name in names:
+            token = stack.enter_context(token_process(self._settings, self._isolation.owner(name), "receive"))
+            pins = self._pins.of(name, split=self._split)
+            said = token.ask(**_about(story), **pins, token=name, oaep=story.plan.oaep)
+            tokens.append(token)
+            transport += base64.b64decode(said["transport"])
+        return tokens, transport
 
     def _serial(self) -> str:
         return Site.load(self._settings.site_file).tokens["serving"].serial
@@ -219,7 +256,7 @@ class Offer:
     """The receiver's half while its one-time key lives. `message` goes to the maker."""
 
     desk: Desk
-    token: TokenProcess = field(repr=False)
+    tokens: Sequence[TokenProcess] = field(repr=False)
     message: Transcript
 
     def check(self, answer: Transcript) -> None:
@@ -227,8 +264,20 @@ class Offer:
         self.desk.check_answer(self.message, answer)
 
     def take(self, answer: Transcript) -> Transcript:
-        """Put the maker's answer into the token: works once. The receipt goes back to the maker."""
-        return self.desk.take(self.token, self.message, answer)
+        """Put the maker's answer into the site's token or tokens: works once. The receipt goes back to the maker."""
+        return self.desk.take(self.tokens, self.message, answer)
+
+
+def _taken(tokens: Sequence[TokenProcess], wrapped: bytes, attributes: tuple[str, ...]) -> tuple[str, ...]:
+    """Give each token its part of the answer; what the first says it holds. Raises CeremonyRefused where two hold another kind."""
+    each = len(wrapped) // max(1, len(tokens))
+    said = [
+        tuple(token.ask(wrapped=base64.b64encode(wrapped[at * each : (at + 1) * each]).decode())["attributes"])
+        for at, token in enumerate(tokens)
+    ]
+    if len({*said}) > 1:
+        raise CeremonyRefused("the two tokens of this site hold different objects: abandon this version")
+    return said[0] if said else attributes
 
 
 def play(maker: Desk, receiver: Desk, ring: str, version: int | None = None, *, announced: bool = False) -> Transcript:
@@ -269,11 +318,30 @@ def _made_alone(settings: Settings, ring: str) -> RingMaster:
     return master
 
 
+def first_alone(settings: Settings, master: RingMaster) -> None:
+    """The first master of one site that holds each in two tokens. What a start that was cut off left of it was never used."""
+    isolation, pins = establish(settings.state_dir, settings.site), TokenPins.of_development(settings)
+    for name in ("serving", ROTATION):
+        with token_process(settings, isolation.owner(name), "remove") as token:
+            token.ask(ring=master.ring, version=master.version, user_pin=pins.of(name, split=True)["user_pin"], token=name)
+    make_alone(settings, pins, master)
+    announce(settings, isolation, master)
+
+
 def make_alone(settings: Settings, pins: TokenPins, master: RingMaster) -> None:
-    """Make a master in a cluster of one site, where nothing is carried. Raises StepFailed."""
-    account = establish(settings.state_dir, settings.site).vault
-    with token_process(settings, account, "make") as token:
-        token.ask(ring=master.ring, version=master.version, so_pin=pins.officer(), user_pin=pins.user())
+    """Make a master in a cluster of one site: it is carried to its own rotation token at most. Raises StepFailed."""
+    isolation, about = establish(settings.state_dir, settings.site), {"ring": master.ring, "version": master.version}
+    split = Site.load(settings.site_file).split
+    serving = pins.of("serving", split=split)
+    if not split:
+        with token_process(settings, isolation.vault, "make") as token:
+            token.ask(**about, **serving)
+        return
+    with token_process(settings, isolation.owner(ROTATION), "receive") as rotation:
+        said = rotation.ask(**about, **pins.of(ROTATION, split=split), token=ROTATION, oaep=OAEP)
+        with token_process(settings, isolation.vault, "send") as token:
+            made = token.ask(**about, **serving, transport=said["transport"], oaep=OAEP)
+        rotation.ask(wrapped=made["wrapped"])
 
 
 def _about(story: Transcript) -> dict[str, object]:

@@ -11,22 +11,28 @@ import base64
 import json
 import os
 import select
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from keyvault import ceremony, master_ceremony
+from keyvault.breaker import unheard
+from keyvault.guarded_hsm import GuardedHsm
 from keyvault.hsm import RingMaster
+from keyvault.key_uses import Place
 from keyvault.master_ceremony import Pins
+from keyvault.pkcs11_hsm import Pkcs11Hsm
 from keyvault.pkcs11_names import Mechanism
 from keyvault.pkcs11_start import TokenConfig
 from service.errors import StepFailed
 from service.isolation import Account, harden_process, start
 from service.log_files import last_words
 from service.logs import configure_logging
+from service.rotation_link import serve_moves
 from service.settings import Settings
 from service.site import Site, token_config
 
@@ -81,11 +87,11 @@ class TokenProcess:
 
 
 @contextmanager
-def token_process(settings: Settings, account: Account, step: str) -> Iterator[TokenProcess]:
+def token_process(settings: Settings, account: Account, step: str, *, pass_fds: Sequence[int] = ()) -> Iterator[TokenProcess]:
     """Start one step's child; it is ended with the block, whatever it does, and its session objects with it."""
     argv = [sys.executable, "-P", "-m", "service.ceremony_steps"]
     environ = settings.environ(worker=step)
-    child = start(argv, account, environ=environ, stdin=subprocess.PIPE, output=subprocess.PIPE)
+    child = start(argv, account, environ=environ, stdin=subprocess.PIPE, output=subprocess.PIPE, pass_fds=pass_fds)
     with child:
         try:
             yield TokenProcess(child, step)
@@ -93,23 +99,32 @@ def token_process(settings: Settings, account: Account, step: str) -> Iterator[T
             child.kill()
 
 
-def versions(settings: Settings, *, ring: str, user_pin: str) -> Facts:
+def versions(settings: Settings, *, ring: str, user_pin: str, token: str = "serving") -> Facts:  # noqa: S107 — a token's name
     """Every version of the ring that the token holds in any form."""
-    return {"versions": master_ceremony.versions(_config(settings), user_pin, ring)}
+    return {"versions": master_ceremony.versions(_config(settings, token), user_pin, ring)}
 
 
 def send(settings: Settings, *, ring: str, version: int, so_pin: str, user_pin: str, transport: str, oaep: str) -> Facts:
-    """Make the master and wrap it under the other site's one-time key."""
+    """Make the master and wrap it for each one-time key that `transport` holds, in their order."""
     key = base64.b64decode(transport)
     master, pins = RingMaster(ring, version), Pins(so_pin, user_pin)
-    wrapped, attributes = master_ceremony.made_and_wrapped(_config(settings), pins, master, key, Mechanism[oaep])
+    wrapped, attributes = master_ceremony.made_and_wrapped(_config(settings, "serving"), pins, master, key, Mechanism[oaep])
     os.sync()  # the module does not: what the other site is sent must not be missing here after a power cut
     return {"wrapped": base64.b64encode(wrapped).decode(), "attributes": attributes}
 
 
-def receive(settings: Settings, *, ring: str, version: int, so_pin: str, user_pin: str, oaep: str) -> Facts:
+def receive(
+    settings: Settings,
+    *,
+    ring: str,
+    version: int,
+    so_pin: str,
+    user_pin: str,
+    oaep: str,
+    token: str = "serving",  # noqa: S107
+) -> Facts:
     """Make the one-time key and say its public half; then take the wrapped master, if it comes."""
-    with master_ceremony.receiving(_config(settings), Pins(so_pin, user_pin), RingMaster(ring, version)) as receiver:
+    with master_ceremony.receiving(_config(settings, token), Pins(so_pin, user_pin), RingMaster(ring, version)) as receiver:
         _say({"transport": base64.b64encode(receiver.transport).decode()})
         answer = sys.stdin.readline()
         if not answer:
@@ -121,16 +136,29 @@ def receive(settings: Settings, *, ring: str, version: int, so_pin: str, user_pi
 
 def make(settings: Settings, *, ring: str, version: int, so_pin: str, user_pin: str) -> Facts:
     """Make the master of a cluster that has one site."""
-    ceremony.add_master(_config(settings), so_pin, user_pin, RingMaster(ring, version))
+    ceremony.add_master(_config(settings, "serving"), so_pin, user_pin, RingMaster(ring, version))
     os.sync()
     return {}
 
 
-def remove(settings: Settings, *, ring: str, version: int, user_pin: str) -> Facts:
-    """Destroy what an abandoned ceremony left; `objects` says how many there were."""
-    gone = master_ceremony.removed(_config(settings), user_pin, RingMaster(ring, version))
+def remove(settings: Settings, *, ring: str, version: int, user_pin: str, token: str = "serving") -> Facts:  # noqa: S107
+    """Destroy what an abandoned ceremony left, or the rotation token's half; `objects` says how many there were."""
+    gone = master_ceremony.removed(_config(settings, token), user_pin, RingMaster(ring, version))
     os.sync()
     return {"objects": gone}
+
+
+def move(settings: Settings, *, user_pin: str, link: int) -> Facts:
+    """Open the rotation token and move keys for whoever is at the other end of `link`, until it is closed."""
+    held = Site.load(settings.site_file).tokens["rotation"].masters
+    token = Pkcs11Hsm.open(_config(settings, "rotation"), user_pin, expected_masters=held, required_masters=())
+    hsm = GuardedHsm(token, Place.REWRAP, unheard)
+    try:
+        _say({"masters": [master.label for master in hsm.masters()]})
+        serve_moves(hsm, socket.socket(fileno=link))
+    finally:
+        hsm.close()
+    return {}
 
 
 STEPS: Mapping[str, Callable[..., Facts]] = {
@@ -139,11 +167,12 @@ STEPS: Mapping[str, Callable[..., Facts]] = {
     "receive": receive,
     "make": make,
     "remove": remove,
+    "move": move,
 }
 
 
-def _config(settings: Settings) -> TokenConfig:
-    return token_config(settings, "serving", Site.load(settings.site_file).tokens["serving"])
+def _config(settings: Settings, token: str) -> TokenConfig:
+    return token_config(settings, token, Site.load(settings.site_file).tokens[token])
 
 
 def _say(facts: Facts) -> None:

@@ -18,7 +18,7 @@ from service.isolation import Account, Isolation, establish
 from service.programs import edge_serves, listening, unix_serves
 from service.schema import check_versions, opened
 from service.settings import Settings
-from service.site import module
+from service.site import ROTATION, Site, module
 from synth.hibari_engine import HibariEngine
 from synth.models import require_one_runtime
 from voiceprints.models import GE2E, SILERO
@@ -99,16 +99,22 @@ def _isolation(isolation: Isolation) -> Finding:
 
 def _tokens(settings: Settings, isolation: Isolation) -> Iterator[Finding]:
     """Each token opened under its user: PIN, audit, probes of what it must refuse, and a real unwrap."""
-    owners = {"serving": isolation.vault, "log": isolation.log, "officer": isolation.officer}
-    for name, owner in ((name, owner) for name, owner in owners.items() if settings.token_dir(name).exists()):
-        yield _try(f"token {name}", partial(_token, settings, name, owner))
+    for name in (name for name in ("serving", "log", "officer", ROTATION) if settings.token_dir(name).exists()):
+        yield _try(f"token {name}", partial(_token, settings, name, isolation.owner(name)))
+    if Site.load(settings.site_file).split:
+        told = "by the other site's comparison alone" if settings.sites == 2 else "by nothing, with one site"
+        said = f"masters are not TRUSTED (profile {settings.pkcs11_profile}): one planted with the serving PIN is told {told}"
+        yield Finding("masters", "note", said, "Re-wraps and destructions need the rotation token's PIN: docs/key-management.md")
 
 
 def _token(settings: Settings, name: str, owner: Account) -> str:
-    masters = step.call(settings, owner, "probe_token", name=name)["masters"]
+    found = step.call(settings, owner, "probe_token", name=name)
+    opens, masters = f"opens (profile {found['profile']})", ", ".join(found["masters"])
     if not masters:
-        return "opens; holds nothing that it should not"
-    return f"opens; refuses every weaker request; sealed, wrapped, unwrapped and opened under {', '.join(masters)}"
+        return f"{opens}; holds nothing that it should not"
+    if name == ROTATION:
+        return f"{opens}; refuses every weaker request; re-wraps under {masters}"
+    return f"{opens}; refuses every weaker request; sealed, wrapped, unwrapped and opened under {masters}"
 
 
 def _running(settings: Settings, isolation: Isolation) -> Iterator[Finding]:

@@ -35,6 +35,8 @@ def first_master(installation: Installation) -> None:
     A ceremony that was cut off is abandoned: its number stays used, and the next one is made.
     """
     settings, second = installation.settings, installation.second
+    if settings.sites == 1 and not installation.site.masters:  # else made together with its one token
+        ceremonies.first_alone(settings, RingMaster(DEFAULT_RING, 1))
     if second is None or (installation.site.masters and Site.load(second.site_file).masters):
         return
     made = _whole(second) or _whole(settings) or _played(settings, second).plan.master

@@ -118,6 +118,10 @@ class Isolation:
     officer: Account
     reason: str
 
+    def owner(self, token: str) -> Account:
+        """Whose a token is, by its folder's name."""
+        return {"serving": self.vault, "log": self.log}.get(token, self.officer)
+
     @property
     def separate(self) -> bool:
         return not self.reason

@@ -37,9 +37,9 @@ from service.isolation import Isolation, establish
 from service.key_events import KeyEventRecorder
 from service.masters import connect, serving_token
 from service.settings import Settings
-from service.site import Site
+from service.site import ROTATION, Site
 
-TOKEN_FOLDERS = ("serving", "log", "officer")
+TOKEN_FOLDERS = ("serving", "log", "officer", ROTATION)
 _REQUEST_DAYS = 14
 
 
@@ -215,7 +215,6 @@ def _replace_database(settings: Settings, postgres: Any, backup: Backup) -> None
 
 def _tokens(settings: Settings, isolation: Isolation, backup: Backup) -> tuple[str, ...]:
     """Put token folders and the log's checkpoint back; those that are there move aside, and their PIN files stay in place."""
-    owners = {"serving": isolation.vault, "log": isolation.log, "officer": isolation.officer}
     stamp, kept = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"), []
     with unpacked(backup, settings.state_dir) as found:
         for name in TOKEN_FOLDERS:
@@ -229,7 +228,7 @@ def _tokens(settings: Settings, isolation: Isolation, backup: Backup) -> tuple[s
                 place.rename(aside)
                 kept.append(str(aside))
             fresh.rename(place)
-            owners[name].own_tree(place)
+            isolation.owner(name).own_tree(place)
     return tuple(kept)
 
 

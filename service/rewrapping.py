@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import socket
 import subprocess
 import sys
 import threading
@@ -27,16 +28,19 @@ from keyvault.database import Database
 from keyvault.hsm import SiteHsm
 from keyvault.key_uses import Place
 from keyvault.records import RecordMac
-from keyvault.rotation import Outcome, Part, Plan, Rewrapping
+from keyvault.rotation import Mover, Outcome, Part, Plan, Rewrapping
 from keyvault.store import KeyStore
 from policies.audit.store import AuditStore
+from service.ceremony_steps import token_process
 from service.errors import DatabaseUnavailable, StepFailed
-from service.isolation import establish, harden_process, start
+from service.isolation import Isolation, establish, harden_process, start
 from service.key_events import KeyEventRecorder
 from service.log_files import last_words
 from service.logs import configure_logging
 from service.masters import serving_token
-from service.settings import Settings
+from service.rotation_link import mover_at
+from service.settings import Secret, Settings
+from service.site import ROTATION, Site
 
 MOST_WORKERS = 32
 
@@ -59,22 +63,24 @@ class Job:
     workers: int = 2
     rate: float | None = None
 
-    def request(self, index: int) -> bytes:
-        """One worker's share."""
+    def request(self, index: int, link: int | None) -> bytes:
+        """One worker's share, and the descriptor at which it has keys moved, where its own token cannot."""
         rate = None if self.rate is None else self.rate / self.workers
-        share = {"ring": self.ring, "target": self.target, "part": index, "parts": self.workers, "rate": rate}
+        share = {"ring": self.ring, "target": self.target, "part": index, "parts": self.workers, "rate": rate, "link": link}
         return json.dumps(share).encode()
 
 
-def rewrap(settings: Settings, job: Job, tell: Callable[[Total], None]) -> Total:
+def rewrap(settings: Settings, job: Job, tell: Callable[[Total], None], rotation_pin: Callable[[], str] | None = None) -> Total:
     """Run the job to its end; `tell` hears of every page. Call it in the main thread.
 
+    `rotation_pin` is asked for where masters are not TRUSTED; None reads it where the development installation keeps it.
     Raises StepFailed with the code of what stopped a worker (the others are then stopped too): what was told stands, and the
     next run goes on from there.
     """
     total, said = Total(), queue.SimpleQueue[tuple[int, Mapping[str, Any]]]()
     with ExitStack() as stack:
-        children = [stack.enter_context(_worker(settings, job, index)) for index in range(job.workers)]
+        pin = rotation_pin or Secret(settings.pin_file(ROTATION)).read
+        children = [stack.enter_context(_worker(settings, job, index, pin)) for index in range(job.workers)]
         for index, child in enumerate(children):
             threading.Thread(target=_listen, args=(child, index, said), daemon=True).start()
         moved, left, working = [0] * job.workers, [0] * job.workers, job.workers
@@ -94,21 +100,38 @@ def rewrap(settings: Settings, job: Job, tell: Callable[[Total], None]) -> Total
 
 
 @contextmanager
-def _worker(settings: Settings, job: Job, index: int) -> Iterator[subprocess.Popen[bytes]]:
+def _worker(settings: Settings, job: Job, index: int, pin: Callable[[], str]) -> Iterator[subprocess.Popen[bytes]]:
     """A started worker; it is ended with the block."""
     isolation = establish(settings.state_dir, settings.site)
     argv = [sys.executable, "-P", "-m", "service.rewrapping"]
     groups = isolation.database_groups(embedded=settings.embedded)
     environ = settings.environ(worker=f"rewrap-{index}")
-    child = start(argv, isolation.vault, environ=environ, groups=groups, stdin=subprocess.PIPE, output=subprocess.PIPE)
-    assert child.stdin is not None
-    with child:
-        try:
-            with child.stdin as pipe:
-                pipe.write(job.request(index))
-            yield child
-        finally:
-            child.kill()
+    with _mover(settings, isolation, pin) as link:
+        fds = () if link is None else (link,)
+        child = start(
+            argv, isolation.vault, environ=environ, groups=groups, stdin=subprocess.PIPE, output=subprocess.PIPE, pass_fds=fds
+        )
+        assert child.stdin is not None
+        with child:
+            try:
+                with child.stdin as pipe:
+                    pipe.write(job.request(index, link))
+                yield child
+            finally:
+                child.kill()
+
+
+@contextmanager
+def _mover(settings: Settings, isolation: Isolation, pin: Callable[[], str]) -> Iterator[int | None]:
+    """Where masters are not TRUSTED: a process with the rotation token, and a worker's end of the way to it."""
+    if not Site.load(settings.site_file).split:
+        yield None
+        return
+    here, there = socket.socketpair()
+    with here, there, token_process(settings, isolation.owner(ROTATION), "move", pass_fds=(here.fileno(),)) as token:
+        token.ask(user_pin=pin(), link=here.fileno())
+        here.close()  # or neither of the two would see the other end
+        yield there.fileno()
 
 
 def _listen(child: subprocess.Popen[bytes], index: int, said: queue.SimpleQueue[tuple[int, Mapping[str, Any]]]) -> None:
@@ -141,9 +164,9 @@ def serving(settings: Settings) -> Iterator[tuple[Database, SiteHsm]]:
         database.dispose()
 
 
-def rewrapping(database: Database, hsm: SiteHsm) -> Rewrapping:
+def rewrapping(database: Database, hsm: SiteHsm, mover: Mover | None = None) -> Rewrapping:
     """The re-wrap of this site, with its events in the audit log."""
-    return Rewrapping(database, hsm, KeyStore(), KeyEventRecorder(AuditStore(database, hsm)), RecordMac(hsm))
+    return Rewrapping(database, hsm, KeyStore(), KeyEventRecorder(AuditStore(database, hsm)), RecordMac(hsm), mover=mover)
 
 
 def plan_facts(found: Plan) -> dict[str, Any]:
@@ -168,8 +191,8 @@ def _run(settings: Settings, request: Mapping[str, Any], say: Callable[[Mapping[
         told.update(outcome.bad)
         say({"moved": outcome.moved, "left": outcome.left, "bad": new})
 
-    with serving(settings) as (database, hsm):
-        work = rewrapping(database, hsm)
+    with mover_at(request["link"]) as mover, serving(settings) as (database, hsm):
+        work = rewrapping(database, hsm, mover)
         wanted = work.plan(str(request["ring"]), target=int(request["target"]))
         part = Part(int(request["part"]), int(request["parts"]))
         tell(work.run(wanted, part, rate=request["rate"], tell=tell))

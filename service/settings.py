@@ -55,7 +55,8 @@ class Settings:
     log_level: str = "info"
     pkcs11_module: Path | None = None
     pkcs11_profile: str | None = None
-    """Which quirks the module has (softhsm, cloudhsm, generic, …); unset, it is found by what the module says of itself."""
+    """Which quirks the module has (softhsm, cloudhsm, generic, …); unset, it is found by what the module says of itself. A
+    profile without TRUSTED masters (generic-split, luna, softhsm-split) is used only where it is named, from the founding on."""
     serving_pin_file: Path | None = None
     serving_pin_command: str | None = None
     log_pin_file: Path | None = None
@@ -127,7 +128,8 @@ class Settings:
         inner: dict[str, object] = {"state_dir": self.state_dir / "site-b", "site": "b", "peer": "external"}
         inner |= {"serves": self.peer_port != 0, "port": self.peer_port or self.port, "vault_workers": 1, "peer_port": 0}
         own = {"site_port": 0, "peer_url": None, "public_base_url": f"https://localhost:{self.peer_port or self.port}"}
-        shared = {name: getattr(self, name) for name in ("bind", "territory", "log_level", "pkcs11_module", "browser_origins")}
+        shared = {name: getattr(self, name) for name in ("bind", "territory", "log_level", "browser_origins")}
+        shared |= {name: getattr(self, name) for name in ("pkcs11_module", "pkcs11_profile")}
         shared |= {name: getattr(self, name) for name in ("peer_age_hours", "destroy_delay_hours", "signer_days")}
         return replace(Settings(**inner | own | shared), **changes)  # type: ignore[arg-type]
 
@@ -174,7 +176,7 @@ class Settings:
         return Secret(self.log_pin_file or self.pin_file("log"), self.log_pin_command)
 
     def token_dir(self, token: str) -> Path:
-        """`serving`, `log` or `officer`: the token's own folder."""
+        """`serving`, `log`, `officer` or `rotation`: the token's own folder."""
         return self.state_dir / "tokens" / token
 
     def pin_file(self, token: str) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -23,11 +23,14 @@ if TYPE_CHECKING:  # most commands only read facts: they need not load the HSM's
     from keyvault.pkcs11_start import TokenConfig
 
 _FORMAT = 1
+ROTATION = "rotation"
+"""The token that re-wraps, by its folder's name."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """`tokens` by their folder's name: `serving`, `log`, and `officer` at the first site alone. `name` as in the roster."""
+    """`tokens` by their folder's name: `serving`, `log`, `officer` at the first site alone, and `rotation` where masters are
+    not TRUSTED. `name` as in the roster."""
 
     cluster: UUID
     tokens: Mapping[str, TokenFacts] = field(repr=False)
@@ -42,6 +45,11 @@ class Site:
     def audit_key(self) -> VerifierKey:
         """Who signs the audit log; its `fingerprint` is what an auditor pins."""
         return verifier_key(self.origin, self.tokens["log"].public_keys[KeyName.CHECKPOINT_SIGNER])
+
+    @property
+    def split(self) -> bool:
+        """Whether each master is in two tokens, because none is TRUSTED: then a token with a PIN of its own re-wraps."""
+        return ROTATION in self.tokens
 
     @property
     def masters(self) -> tuple[RingMaster, ...]:
@@ -74,13 +82,24 @@ class Site:
 def announce(settings: Settings, isolation: Isolation, master: RingMaster) -> None:
     """Name a master as one that the serving token may hold: before that, every process refuses a token that does. Idempotent."""
     site = Site.load(settings.site_file)
-    token = site.tokens["serving"]
-    if master in token.masters:
-        return
-    known = replace(token, masters=tuple(sorted((*token.masters, master))))
-    isolation.vault.file(settings.token_dir("serving") / "token.json", json.dumps(facts_json(known)) + "\n")
-    told = replace(site, tokens={**site.tokens, "serving": known})
+    for name in ("serving", ROTATION) if site.split else ("serving",):
+        site = _with_masters(settings, isolation, site, name, {*site.tokens[name].masters, master})
+
+
+def forget(settings: Settings, isolation: Isolation, master: RingMaster) -> None:
+    """Name a master as one that the rotation token holds no more. Idempotent."""
+    site = Site.load(settings.site_file)
+    _with_masters(settings, isolation, site, ROTATION, {*site.tokens[ROTATION].masters} - {master})
+
+
+def _with_masters(settings: Settings, isolation: Isolation, site: Site, name: str, masters: Set[RingMaster]) -> Site:
+    if masters == {*site.tokens[name].masters}:
+        return site
+    known = replace(site.tokens[name], masters=tuple(sorted(masters)))
+    isolation.owner(name).file(settings.token_dir(name) / "token.json", json.dumps(facts_json(known)) + "\n")
+    told = replace(site, tokens={**site.tokens, name: known})
     isolation.officer.file(settings.site_file, told.to_json(), mode=0o644)
+    return told
 
 
 def facts_json(facts: TokenFacts) -> dict[str, Any]:
@@ -121,4 +140,14 @@ def token_config(settings: Settings, name: str, facts: TokenFacts) -> TokenConfi
     """Where one of this site's tokens is."""
     from keyvault.pkcs11_start import TokenConfig
 
-    return TokenConfig(module(settings), facts.label, facts.serial, settings.token_dir(name), profile=settings.pkcs11_profile)
+    place, profile = settings.token_dir(name), settings.pkcs11_profile
+    return TokenConfig(module(settings), facts.label, facts.serial, place, profile=profile, rotation=name == ROTATION)
+
+
+def holds_masters_twice(settings: Settings) -> bool:
+    """Whether these settings name a profile whose masters are not TRUSTED. Raises ModuleRefused for a profile that is none."""
+    if settings.pkcs11_profile is None:
+        return False
+    from keyvault.quirks import chosen
+
+    return not chosen(settings.pkcs11_profile).trusted_masters

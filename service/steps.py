@@ -27,6 +27,7 @@ from keyvault.key_uses import Place
 from keyvault.locked import LockedBuffer
 from keyvault.pkcs11_hsm import Pkcs11Hsm
 from keyvault.pkcs11_start import Module, Token, TokenConfig
+from keyvault.quirks import chosen
 from keyvault.refusals import answers_to_unwraps
 from policies.audit.errors import AuditTampered
 from service import certificates
@@ -34,7 +35,7 @@ from service.authority_key import TokenPrivateKey
 from service.isolation import Account, harden_process
 from service.logs import configure_logging
 from service.settings import Secret, Settings
-from service.site import Site, facts_json, module, token_config, token_facts
+from service.site import ROTATION, Site, facts_json, holds_masters_twice, module, token_config, token_facts
 
 Answer = dict[str, Any]
 
@@ -46,8 +47,11 @@ def make_token(settings: Settings, *, name: str, folder: str, so_pin: str, user_
     serial = softhsm.make_token(library, made, f"glottis-{name}", so_pin, user_pin)
     config = TokenConfig(library, f"glottis-{name}", serial, made)
     if name == "serving":
-        # Of a cluster of two, both sites' tokens get the first master together, in a ceremony of its own.
-        facts = ceremony.serving_token(config, so_pin, user_pin, ring="main" if settings.sites == 1 else None)
+        # Where several tokens are to hold it, they get the first master together, in a ceremony of its own.
+        alone = settings.sites == 1 and not holds_masters_twice(settings)
+        facts = ceremony.serving_token(config, so_pin, user_pin, ring="main" if alone else None)
+    elif name == ROTATION:
+        facts = ceremony.TokenFacts(config.label, serial)  # its masters come by the ceremony
     elif name == "log":
         facts = ceremony.log_token(config, user_pin)
     else:
@@ -137,13 +141,13 @@ def probe_token(settings: Settings, *, name: str) -> Answer:
     """Open a token as its process would: audit, refusal probes, and for the serving token a real seal, unwrap and open."""
     site = Site.load(settings.site_file)
     pin = {"serving": settings.serving_pin, "log": settings.log_pin}.get(name) or Secret(settings.pin_file(name))
-    allowed = site.masters if name == "serving" else ()
-    config = token_config(settings, name, site.tokens[name])
-    hsm = GuardedHsm(Pkcs11Hsm.open(config, pin.read(), expected_masters=allowed, required_masters=()), Place.PROBE, unheard)
+    config, allowed = token_config(settings, name, site.tokens[name]), site.tokens[name].masters
+    token = Pkcs11Hsm.open(config, pin.read(), expected_masters=allowed, required_masters=())
+    hsm = GuardedHsm(token, Place.PROBE, unheard)
     try:
-        for master in hsm.masters():
+        for master in hsm.masters() if name == "serving" else ():
             _seal_and_open(hsm, master)
-        return {"masters": [master.label for master in hsm.masters()]}
+        return {"masters": [master.label for master in hsm.masters()], "profile": token.profile.name}
     finally:
         hsm.close()
 
@@ -166,8 +170,9 @@ def try_unwraps(settings: Settings) -> Answer:
     config = token_config(settings, "serving", site.tokens["serving"])
     library = Module(config.module, config.folder)
     try:
+        kind = chosen(config.profile, *library.description).masters()
         session = Token(library, config, settings.serving_pin.read()).open_session()
-        return dict(answers_to_unwraps(session, site.masters[-1]))
+        return dict(answers_to_unwraps(session, site.masters[-1], kind))
     finally:
         library.stop()
 

@@ -10,6 +10,7 @@ from ceremony_sites import CeremonySites, make_sites
 from keyvault.ceremony_messages import Step, Transcript
 from keyvault.errors import CeremonyMessageInvalid, CeremonyRefused
 from keyvault.hsm import RingMaster
+from keyvault.pin_throttle import OFFICER_FILE
 from keyvault.sync.signatures import verify_p256
 from service.ceremonies import Offer, TokenPins, make_alone, play, rehearse
 from service.ceremony_steps import token_process
@@ -27,6 +28,11 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> CeremonySites:
 def in_token(settings: Settings, ring: str = "main") -> list[int]:
     with token_process(settings, Account.current(), "versions") as token:
         return token.ask(ring=ring, user_pin=settings.serving_pin.read())["versions"]
+
+
+def pause_is_over(settings: Settings) -> None:
+    """As if the pause after a refused PIN had passed."""
+    (settings.token_dir("serving") / OFFICER_FILE).unlink()
 
 
 def never_agreed(_: RingMaster) -> bool:
@@ -157,9 +163,11 @@ def test_a_wrong_officer_s_pin_ends_the_step_and_leaves_nothing(sites: CeremonyS
     with pytest.raises(StepFailed, match="refused the security officer's PIN") as refused, sites.desk("b", "bo", "no").offer(plan):
         pass
     assert refused.value.cause == "pin_rejected"
+    pause_is_over(sites.b)
     with sites.desk("b", "bo").offer(plan) as offer:
         with pytest.raises(StepFailed, match="security officer"):
             sites.desk("a", "ada", "no").send(offer.message)
+        pause_is_over(sites.a)
         assert in_token(sites.a, "pins") == []
         received = offer.take(maker.send(offer.message))
     assert maker.close(received).complete
