@@ -169,9 +169,9 @@ class LivenessPass(Shape):
 class ApprovalRequest(Shape):
     """What another client is to have spoken: the voice, the SHA-256 of the text in UTF-8, and the client's name."""
 
-    voice: UUID
-    text_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-    client: str = Field(min_length=1, max_length=63)
+    voice: Annotated[UUID, _A_VOICE]
+    text_sha256: str = Field(pattern=r"^[0-9a-f]{64}$", examples=["0" * 64])
+    client: str = Field(min_length=1, max_length=63, examples=["studio"])
 
 
 class ApprovalAnswer(Shape):

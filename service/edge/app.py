@@ -79,13 +79,19 @@ def create_app(
 
 
 async def _malformed(_: Request, error: Exception) -> JSONResponse:
-    """Names the field, never its value: FastAPI's own answer would echo what was sent."""
+    """Names the field if it is one of ours, never its value: FastAPI's own answer would echo what was sent."""
     assert isinstance(error, RequestValidationError)
-    where = sorted({".".join(str(part) for part in found["loc"] if part != "body")[:80] for found in error.errors()})
+    where = sorted({_place(found["loc"], found["type"]) for found in error.errors()})
     kinds = sorted({str(found["type"]) for found in error.errors()})
-    named = ", ".join(name for name in where if name and name.isprintable())[:200] or "body"
+    named = ", ".join(name for name in where if name)[:200] or "body"
     fix = f"Mend: {named} ({', '.join(kinds)[:200]}). The shapes are in /openapi.json."
     return problem("invalid_request", "The request does not have the shape this call expects.", fix)
+
+
+def _place(path: Sequence[str | int], kind: str) -> str:
+    """Where it is wrong. The name of a field that the call does not know is the caller's own text."""
+    known = path[:-1] if kind in ("extra_forbidden", "json_invalid") else path
+    return ".".join(str(part) for part in known if part != "body")[:80]
 
 
 async def _plain(_: Request, error: Exception) -> Response:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Path
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -12,6 +14,9 @@ from service.edge.uploads import framed
 from service.shapes import LivenessAnswer, LivenessPass, LivenessRequest
 
 router = APIRouter(tags=["liveness"])
+
+Challenge = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,128}$", examples=["A" * 62])]
+"""As it was given out (RFC 4648 §5). Any other text in a path could be read otherwise once it is passed on."""
 
 
 @router.post("/v1/liveness", status_code=201, response_model=LivenessAnswer, responses=PROBLEMS, openapi_extra=CLIENT)
@@ -27,7 +32,7 @@ async def ask(request: Request, body: LivenessRequest) -> Response:
     responses=HEARD,
     openapi_extra=form({"audio": AUDIO}, ["audio"]) | CLIENT,
 )
-async def hear(request: Request, challenge: str) -> Response:  # noqa: ARG001 — the vault reads it from the path
+async def hear(request: Request, challenge: Challenge) -> Response:  # noqa: ARG001 — the vault reads it from the path
     """The recording in which the speaker says the digits. A pass for one token within another minute, or a refusal."""
     answer: Response = await request.app.state.relay.forward(request, framed(request))
     return answer
