@@ -191,8 +191,8 @@ def accept(settings: Settings, name: str, certificate: bytes, *, tenant: str, ro
     """Register a client by a certificate (PEM) of its own: one that another site of this cluster issued, or an authority that is
     trusted here (`service.authorities`); returns its row.
 
-    Clients' rows do not travel between the sites: who may call is said at each site, and revoked at each. Raises
-    RequestRefused for a certificate that the edge would not take, ClientNameRefused, TenantRefused, SiteRefused.
+    The other site hears of it by itself, as of every client. Raises RequestRefused for a certificate that the edge would not
+    take, ClientNameRefused, TenantRefused, SiteRefused.
     """
     from service.edge.authorities import Authorities, CertificateRefused  # only this asks what the edge asks
 

@@ -103,7 +103,7 @@ def _made(name: str, folder: Path, *, as_json: bool) -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
 def accept(name: str, certificate: BinaryIO, jkt: str, tenant: str, roles: tuple[str, ...], as_json: bool) -> None:
-    """Register NAME here too, by the certificate that the cluster's other site issued. Each site has its own list."""
+    """Register NAME by a certificate that it has, of an authority that is trusted here (`trust-ca`). The other site hears of it."""
     _accepted(name, certificate, jkt, tenant, roles, as_json=as_json)
 
 
@@ -111,7 +111,7 @@ def _accepted(name: str, certificate: BinaryIO, jkt: str, tenant: str, roles: Se
     named = [Role(role) for role in roles]
     with _awaiting(name, as_json=as_json):
         row = registered.accept(Settings.load(os.environ), name, certificate.read(), tenant=tenant, roles=named, jkt=jkt)
-    _say(row, f"{name} is registered at this site", as_json=as_json)
+    _say(row, f"{name} is registered", as_json=as_json)
 
 
 @clients.command("roles")

@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from installation import VARIABLES, Installation, free_port
 from sqlalchemy import text
 
@@ -127,6 +125,16 @@ def test_a_new_voice_is_held_by_both_sites_when_its_enroller_hears_of_it(two: In
     assert there["keys"] == 1
 
 
+def test_a_client_is_known_at_the_other_site_and_its_end_too(two: Installation) -> None:
+    def there() -> dict[str, str]:
+        return {row["client"]: row["state"] for row in ask(second(two), "list_clients")["clients"]}
+
+    two.client("guest")
+    assert eventually(lambda: there().get("guest") == "active", 10)
+    clients.revoke(two.settings, "guest")
+    assert eventually(lambda: there()["guest"] == "revoked", 10)
+
+
 def test_while_the_other_site_is_stopped_old_voices_speak_new_ones_wait_and_nothing_rotates(two: Installation, voice: str) -> None:
     """The first site serves on alone; the gap closes by itself when the other is back."""
     stopped = site_process(two, "b")
@@ -235,7 +243,6 @@ def test_each_site_serves_in_the_others_place_and_no_key_is_written_again(two: I
     other = Installation(Settings.load(variables))
     other.start()
     try:
-        _register(two, other)
         with VoiceClient.from_folder(two.settings.client_dir("studio"), other.settings.public_base_url) as there:
             assert there.speak(voice, TEXT)[:4] == b"RIFF"
             assert there.voice(voice)["state"] == "active"
@@ -247,15 +254,6 @@ def test_each_site_serves_in_the_others_place_and_no_key_is_written_again(two: I
     with VoiceClient.from_folder(two.settings.client_dir("studio")) as again:
         assert again.speak(voice, TEXT)[:4] == b"RIFF"
     assert (_wrapped_keys(two.settings), _wrapped_keys(second(two))) == before
-
-
-def _register(first: Installation, other: Installation) -> None:
-    """The client `studio` at the other site too: by the certificate that it has."""
-    folder = first.settings.client_dir("studio")
-    key = load_pem_private_key((folder / "dpop.key").read_bytes(), None)
-    assert isinstance(key, ec.EllipticCurvePrivateKey)
-    certificate, jkt = (folder / "client.pem").read_bytes(), clients.thumbprint(key)
-    clients.accept(other.settings, "studio", certificate, tenant="acceptance", roles=clients.ALL_ROLES, jkt=jkt)
 
 
 def _wrapped_keys(settings: Settings) -> list[tuple[Any, ...]]:
