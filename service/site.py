@@ -92,6 +92,12 @@ def forget(settings: Settings, isolation: Isolation, master: RingMaster) -> None
     _with_masters(settings, isolation, site, ROTATION, {*site.tokens[ROTATION].masters} - {master})
 
 
+def rotation_holds(settings: Settings, master: RingMaster) -> bool:
+    """Whether this site's rotation token, if there is one, holds the master as far as anybody said (`forget`)."""
+    site = Site.load(settings.site_file)
+    return site.split and master in site.tokens[ROTATION].masters
+
+
 def _with_masters(settings: Settings, isolation: Isolation, site: Site, name: str, masters: Set[RingMaster]) -> Site:
     if masters == {*site.tokens[name].masters}:
         return site

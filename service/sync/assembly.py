@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 from keyvault.database import Database
 from keyvault.hsm import SiteHsm
@@ -38,7 +39,7 @@ from service.registration import Registration
 from service.replication import VoiceRows
 from service.settings import Settings
 from service.signing import SignerCommands
-from service.site import Site
+from service.site import Site, rotation_holds
 from service.sites import link_name, read_history
 from service.sync.link import HttpsLink, NoLink
 from service.vault.hsm_events import HsmEvents
@@ -120,7 +121,7 @@ def site_service(settings: Settings) -> Iterator[SiteService]:
         with serving_token(settings, database, Place.SITE, Listeners(refused=events.hear)) as hsm:
             serial = Site.load(settings.site_file).tokens["serving"].serial
             recorder = KeyEventRecorder(AuditStore(database, hsm))
-            parts = SiteParts(settings.site, serial, hsm, database, recorder, _now)
+            parts = SiteParts(settings.site, serial, hsm, database, recorder, _now, partial(rotation_holds, settings))
             with events.writing(database, recorder):
                 yield _service(settings, parts, hsm)
     finally:
