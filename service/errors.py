@@ -129,6 +129,13 @@ class RecordsTampered(ServiceError):
     )
 
 
+class NoRotationToken(ServiceError):
+    """This site has no rotation token: its masters are TRUSTED, and its serving token re-wraps."""
+
+    code = "no_rotation_token"
+    fix = "Nothing is to be done here: `glottis keys rewrap` and `glottis keys destroy` need no other token."
+
+
 class NotRunning(ServiceError):
     """Glottis is not running."""
 

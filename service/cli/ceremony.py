@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import base64
 import os
-import sys
 import time
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,11 @@ from keyvault.sync.signatures import verify_p256
 from service.ceremonies import OAEP, Desk, Offer, TokenPins, rehearse
 from service.cli.ceremony_output import file_name, say_story, story_facts, story_lines, tell
 from service.cli.main import say_json
+from service.cli.pins import pin, rotation_option, rotation_pin
 from service.errors import NotRunning
 from service.isolation import establish
 from service.officers import OfficerKey, read_roster
-from service.settings import Secret, Settings
+from service.settings import Settings
 from service.site import announce as announced
 from service.sites import development_officers
 from service.sync.admin import ask
@@ -40,6 +40,7 @@ _COMPARED = click.option("--yes", is_flag=True, help="The fingerprints were comp
 _DESK = (
     click.option("--key", type=_FILE, required=True, help="Your officer's key file."),
     click.option("--pin-file", help="The token user's PIN: a file, or - for a line of standard input.  [default: the site's]"),
+    rotation_option,
 )
 _SO_PIN = click.option(
     "--so-pin-file", help="The security officer's PIN: a file, or - for a line of standard input.  [default: asked, not shown]"
@@ -51,8 +52,15 @@ def _at_desk(*more: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     def decorated(command: Callable[..., None]) -> Any:
         @wraps(command)
-        def run(key: Path, roster: Path | None, pin_file: str | None, so_pin_file: str | None = None, **rest: Any) -> None:
-            command(_open_desk(key, roster, pin_file, so_pin_file), **rest)
+        def run(
+            key: Path,
+            roster: Path | None,
+            pin_file: str | None,
+            rotation_pin_file: str | None,
+            so_pin_file: str | None = None,
+            **rest: Any,
+        ) -> None:
+            command(_open_desk(key, roster, pin_file, so_pin_file, rotation_pin_file), **rest)
 
         for option in reversed((*_DESK, _ROSTER, *more, _JSON)):
             run = option(run)
@@ -254,27 +262,17 @@ def _awaited(place: Path, offered: Offer) -> Transcript:
         time.sleep(_LOOK_S)
 
 
-def _open_desk(key: Path, roster: Path | None, pin_file: str | None, so_pin_file: str | None) -> Desk:
+def _open_desk(key: Path, roster: Path | None, pin_file: str | None, so_pin_file: str | None, rotation: str | None) -> Desk:
     settings = Settings.load(os.environ)
-    # Piped PINs come first, the officer's before the user's; what is typed is asked for when a step needs it.
-    officer = _pin(so_pin_file, "the security officer's PIN", None)
-    user = _pin(pin_file, "the token user's PIN", settings.serving_pin)
-    return Desk(settings, _roster(roster), OfficerKey.load(key, _passphrase), TokenPins(officer, user))
+    # Piped PINs come first: the officer's, the user's, the rotation token's; what is typed is asked for when a step needs it.
+    officer = pin(so_pin_file, "the security officer's PIN", None)
+    user = pin(pin_file, "the token user's PIN", settings.serving_pin)
+    pins = TokenPins(officer, user, rotation_pin(settings, rotation))
+    return Desk(settings, _roster(roster), OfficerKey.load(key, _passphrase), pins)
 
 
 def _passphrase() -> str:
     return str(click.prompt("passphrase of the key file", hide_input=True, err=True))
-
-
-def _pin(source: str | None, what: str, default: Secret | None) -> Callable[[], str]:
-    if source == "-":
-        given = sys.stdin.readline().rstrip("\n")
-        return lambda: given
-    if source is not None:
-        return Secret(Path(source)).read
-    if default is not None and (default.command or (default.file and default.file.exists())):
-        return default.read
-    return cache(lambda: str(click.prompt(what, hide_input=True, err=True)))
 
 
 def _roster(path: Path | None) -> Roster:

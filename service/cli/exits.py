@@ -35,7 +35,7 @@ _REFUSED = (
     *("reason_missing", "delay_too_short", "voice_not_erased"),
     *("approval_invalid", "approval_expired", "approvals_missing", "requester_approved", "key_state_forbids"),
     *("key_compromised", "key_destroyed", "signer_in_use", "overlap_too_short", "key_use_refused"),
-    *("rotation_pin_needed", "rotation_token_holds"),
+    *("rotation_pin_needed", "rotation_token_holds", "no_rotation_token"),
 )
 _CONFLICT = (
     *("already_running", "port_taken", "row_changed", "client_exists", "log_occupied", "sync_conflict", "site_behind"),

@@ -41,6 +41,7 @@ _ring = click.argument("ring", default=DEFAULT_RING)
 _LATER = {
     "ceremony": ("service.cli.ceremony", "Make a master at two sites: two officers, two hosts, files between them."),
     "rewrap": ("service.cli.rewrap", "Move every key of a ring under the version that serves."),
+    "rotation": ("service.cli.rotation_token", "The token that re-wraps, where masters are not TRUSTED."),
     "schedule": ("service.cli.schedules", "What happens to keys by itself."),
     "break-glass": ("service.cli.glass", "Ask officers to let voices open under a compromised version for a while."),
     "signer": ("service.cli.signers", "Keys that sign tokens and receipts: list, rotate with an overlap, retire."),
@@ -113,7 +114,7 @@ def rotate(ctx: click.Context, ring: str, move: bool, dry_run: bool, yes: bool, 
     if move:
         command = keys.get_command(ctx, "rewrap")
         assert command is not None
-        ctx.invoke(command, ring=ring, target=None, workers=2, rate=None, dry_run=False, as_json=as_json)
+        ctx.invoke(command, ring=ring, target=None, workers=2, rate=None, dry_run=False, rotation_pin_file=None, as_json=as_json)
 
 
 def _installable(version: Mapping[str, Any]) -> bool:

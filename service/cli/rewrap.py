@@ -14,6 +14,7 @@ import click
 from keyvault.hsm import DEFAULT_RING
 from service.cli.exits import Ended, Exit
 from service.cli.output import json_option, say
+from service.cli.pins import rotation_option, rotation_pin
 from service.rewrapping import MOST_WORKERS, Job, Total
 from service.rewrapping import rewrap as run
 from service.settings import Settings
@@ -31,8 +32,17 @@ _NAMED_ROWS = 50
 @click.option("--workers", type=click.IntRange(1, MOST_WORKERS), default=2, show_default=True, help="Processes at once.")
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Keys a second, of all workers together, at most.")
 @click.option("--dry-run", is_flag=True, help="Count what would be moved, by version, and move nothing.")
+@rotation_option
 @json_option
-def rewrap(ring: str, target: int | None, workers: int, rate: float | None, dry_run: bool, as_json: bool) -> None:
+def rewrap(
+    ring: str,
+    target: int | None,
+    workers: int,
+    rate: float | None,
+    dry_run: bool,
+    rotation_pin_file: str | None,
+    as_json: bool,
+) -> None:
     """Move every key of RING under the version that serves, inside the token.
 
     Enrolling, speaking and erasing go on meanwhile. Run it again after whatever stopped it: what is left is found, what is done
@@ -48,7 +58,8 @@ def rewrap(ring: str, target: int | None, workers: int, rate: float | None, dry_
         say({**plan, "changed": False}, _planned(plan), as_json=as_json)
         return
     progress = Progress(plan["keys"])
-    total = run(settings, Job(ring, plan["target"], workers, rate), progress.tell) if plan["keys"] else Total()
+    job, pin = Job(ring, plan["target"], workers, rate), rotation_pin(settings, rotation_pin_file)
+    total = run(settings, job, progress.tell, pin) if plan["keys"] else Total()
     progress.end(total)
     facts = {
         "ring": ring,
