@@ -9,13 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from keyvault.errors import RecordTampered
 from keyvault.records import RecordMac
 from policies import jws
-from policies.approval_errors import ApprovalExpired, ApprovalInvalid
+from policies.approval_errors import ApprovalExpired, ApprovalInvalid, ApproverRefused
+from policies.authority import Client
 from policies.grants import CLOCK_TOLERANCE_S, Agreed
+
+if TYPE_CHECKING:
+    from keyvault.database import Transaction
+    from policies.store import PolicyStore
 
 LIFETIME_S = 600
 """How long a token may be asked for with an approval."""
@@ -69,6 +75,14 @@ class DualControl:
         if not given_at - CLOCK_TOLERANCE_S <= self._clock() < given_at + LIFETIME_S:
             raise ApprovalExpired()
         return approval
+
+
+def approver_of(store: PolicyStore, transaction: Transaction, agreed: Agreed) -> Client:
+    """The client that gave its word, by its row of now. Raises ApproverRefused where the transaction does not see it."""
+    found = store.client(transaction, agreed.approver)
+    if found is None:
+        raise ApproverRefused(("dual-control.approver",))
+    return found
 
 
 def _fields(utterance: Utterance, approval: Agreed, given_at: int) -> tuple[str | int | UUID, ...]:

@@ -20,6 +20,7 @@ from keyvault.records import KeyRef
 from policies.approval_errors import ApprovalUsed
 from policies.audit.errors import AuditError
 from policies.authority import Authority, Client
+from policies.dual_control import approver_of
 from policies.engine import Policies, Question
 from policies.errors import (
     AuditUnavailable,
@@ -238,10 +239,10 @@ class Gate:
         return Grant(token, proof, intent_id, decided_by, passed, token.agreed)
 
     def _approver(self, transaction: Transaction, agreed: Agreed) -> Client:
-        """The second client, by its row of now; its word is used up. Raises ApprovalUsed, ClientUnknown."""
+        """The second client, by its row of now; its word is used up. Raises ApprovalUsed, ApproverRefused."""
         if not self._store.use_approval(transaction, agreed.id):
             raise ApprovalUsed()
-        return self._store.approver(transaction, agreed.approver)
+        return approver_of(self._store, transaction, agreed)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from policies.errors import HoursInvalid
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _DAY_MINUTES = 24 * 60
-_TIME = re.compile(r"([01]\d|2[0-3]):([0-5]\d)|24:00")
+_TIME = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]|24:00")
 _ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+-]{0,30}(/[A-Za-z0-9_+-]{1,30}){0,2}")
 
 
@@ -92,10 +92,11 @@ _parsed = lru_cache(1024)(Hours.parse)
 def _days(said: str) -> frozenset[int]:
     days: set[int] = set()
     for part in said.split(","):
-        first, _, last = part.partition("-")
-        if first not in DAYS or (last or first) not in DAYS:
+        first, through, last = part.partition("-")
+        last = last if through else first
+        if first not in DAYS or last not in DAYS:
             raise HoursInvalid("days: such as mon-fri, or sat,sun")
-        begin, length = DAYS.index(first), (DAYS.index(last or first) - DAYS.index(first)) % 7
+        begin, length = DAYS.index(first), (DAYS.index(last) - DAYS.index(first)) % 7
         days |= {(begin + step) % 7 for step in range(length + 1)}
     return frozenset(days)
 

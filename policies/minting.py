@@ -18,7 +18,7 @@ from keyvault.records import KeyRef
 from policies import jws
 from policies.audit.errors import AuditError
 from policies.authority import Client, Voice, key_alone
-from policies.dual_control import DualControl, Utterance
+from policies.dual_control import DualControl, Utterance, approver_of
 from policies.engine import Policies, Question
 from policies.errors import (
     AuditUnavailable,
@@ -258,7 +258,7 @@ class Minting:
         question = Question(
             *(wish.purpose, *rows, self._territory, now, left, _binding(client, proof)),
             live=nonce is not None,
-            approver=None if agreed is None else self._store.approver(transaction, agreed.approver),
+            approver=None if agreed is None else approver_of(self._store, transaction, agreed),
             beneficiary=wish.client,
             broken_glass=glass,
         )
