@@ -183,11 +183,13 @@ class OneSite:
         self.serial = f"serial-{name}"
         self.rows = VoiceRows()
         self.node: SiteNode | None = None
+        self.in_rotation_token: set[RingMaster] = set()
 
     @property
     def parts(self) -> SiteParts:
         database: Any = FusedDatabase(self.database, self.fuse)
-        return SiteParts(self.name, self.serial, self.hsm, database, self.journal, lambda: self.now)
+        held = self.in_rotation_token.__contains__
+        return SiteParts(self.name, self.serial, self.hsm, database, self.journal, lambda: self.now, held)
 
     @property
     def key(self) -> SiteKey:

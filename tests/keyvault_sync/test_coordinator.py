@@ -23,6 +23,7 @@ from keyvault.sync.errors import (
     KeyStillReferenced,
     PeerUnavailable,
     ProofFailed,
+    RotationTokenHolds,
     SiteBehind,
     SiteFrozen,
     StaleEpoch,
@@ -219,6 +220,11 @@ class TestKeys:
             assert MAIN in site.hsm._token
         with sites.b.database.begin() as transaction:
             transaction.execute(sqlalchemy.text("DELETE FROM wrapped_key"))
+        sites.b.in_rotation_token.add(MAIN)
+        with pytest.raises(RotationTokenHolds, match="rotation token of site b still holds ring/main/1"):
+            sites.coordinator("a").change_states(states, "retired", *approved)
+        assert all(MAIN in site.hsm._token for site in sites.all.values())
+        sites.b.in_rotation_token.clear()
         sites.coordinator("b").change_states(states, "retired", *approved)
         for site in sites.all.values():
             assert site.states()[MAIN.label] == "destroyed"
