@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies import errors
-from policies.authority import Client, ClientState, Role, Voice, VoiceState
-from policies.cases import HONEST, NOW, tables, uncovered
+from policies.authority import Client, ClientState, Role, Voice, VoiceState, VoiceTerm, key_alone
+from policies.cases import APPROVER, HONEST, NOW, tables, uncovered
 from policies.consent import Consent, ConsentState
 from policies.engine import SHIPPED, Decision, PolicyEngine, Question
 from policies.errors import Denied, PolicySetInvalid
-from policies.grants import Purpose
+from policies.grants import ON_A_VOICE, UNDER_CONSENT, Binding, Purpose
+from policies.quotas import Left
 
 ENGINE = PolicyEngine.shipped()
 CASES = tables()
@@ -103,47 +105,106 @@ def test_a_denial_says_why(decided_by, kind):
 
 NAMES = st.text(max_size=12) | st.sampled_from(["acme", "other", ""])
 WORDS = st.lists(st.sampled_from(["speak", "compare", "identify", "*", ""]) | st.text(max_size=6), max_size=4).map(tuple)
-ROLES = st.lists(st.sampled_from(list(Role)), max_size=5).map(tuple)
-CLIENTS = st.builds(Client, NAMES, NAMES, NAMES, NAMES, ROLES, st.sampled_from(ClientState), st.just(1))
+ROLES = st.lists(st.sampled_from(list(Role)), max_size=5).map(tuple) | st.just(tuple(Role))
 TIMES = st.integers(-(10**7), 10**7).map(lambda seconds: NOW + timedelta(seconds=seconds))
+IDS = st.uuids() | st.just(VOICE.voice_id)
+
+
+@st.composite
+def clients(draw) -> Client:
+    """With a certificate, or with the key of a browser alone; some may reach one voice only."""
+    jkt = draw(NAMES)
+    thumbprint = key_alone(jkt) if draw(st.booleans()) else draw(NAMES)
+    return Client(
+        draw(NAMES), draw(NAMES), thumbprint, jkt, draw(ROLES), draw(st.sampled_from(ClientState)), 1, draw(st.none() | IDS)
+    )
+
+
+TERMS = st.lists(st.sampled_from(list(VoiceTerm)), max_size=3).map(tuple)
 CONSENTS = st.builds(
     Consent, st.uuids(), NAMES, NAMES, WORDS, WORDS, TIMES, st.just("0" * 64), st.sampled_from(ConsentState), TIMES, st.just(1)
 )
 VOICES = st.builds(
-    Voice, st.uuids(), NAMES, NAMES, st.uuids(), st.sampled_from(VoiceState), st.uuids(), st.just(1), TIMES, st.just(1)
+    Voice, IDS, NAMES, NAMES, st.uuids(), st.sampled_from(VoiceState), st.uuids(), st.just(1), TIMES, st.just(1), TERMS
 )
+HONEST_CLIENTS = st.builds(
+    lambda browser, voice: replace(CLIENT, cert_sha256=key_alone(CLIENT.jkt) if browser else CLIENT.cert_sha256, voice_id=voice),
+    st.booleans(),
+    st.none() | IDS,
+)
+HONEST_VOICES = (TERMS | st.just((VoiceTerm.BEARER,))).map(lambda terms: replace(VOICE, terms=terms))
+
+
+def mostly(honest, wild):
+    """Honest parts are frequent, so that much is allowed: what is refused at once says little."""
+    return st.integers(0, 6).flatmap(lambda drawn: honest if drawn else wild)
+
+
 QUESTIONS = st.builds(
     Question,
-    st.sampled_from(Purpose),
-    CLIENTS | st.just(CLIENT),
-    st.none() | VOICES | st.just(VOICE),
-    st.none() | CONSENTS | st.just(CONSENT),
+    st.sampled_from([*Purpose, *[Purpose.SPEAK, Purpose.COMPARE] * 3]),
+    mostly(HONEST_CLIENTS, clients()),
+    mostly(HONEST_VOICES, st.none() | VOICES),
+    mostly(st.just(CONSENT), st.none() | CONSENTS),
     st.sampled_from(["DE", "*"]),
-    TIMES.map(datetime.timestamp),
+    mostly(st.just(NOW.timestamp()), TIMES.map(datetime.timestamp)),
+    mostly(st.just(HONEST.left), st.builds(Left, *[st.integers(-2, 5)] * 4)),
+    bound=st.sampled_from(Binding),
+    live=st.booleans(),
+    approver=st.none() | mostly(st.just(APPROVER), clients()),
 )
 
 
-@given(QUESTIONS)
-def test_whatever_the_data_no_tenant_is_crossed_and_nothing_is_used_without_consent(question):
-    if not ENGINE.decide(question).allowed:
-        return
+def lawful(question: Question) -> None:
+    """What holds of every request that is allowed. Raises AssertionError."""
     client, voice, consent = question.client, question.voice, question.consent
     assert client.state is ClientState.ACTIVE
+    if question.purpose in ON_A_VOICE:
+        assert voice is not None
+        assert voice.tenant == client.tenant
+        assert question.purpose is Purpose.ERASE or voice.state is VoiceState.ACTIVE
     if question.purpose in (Purpose.SPEAK, Purpose.COMPARE):
-        assert voice is not None
-        assert voice.tenant == client.tenant
-        assert voice.state is VoiceState.ACTIVE
-        assert consent is not None
         assert question.purpose.value in consent.purposes
-    if question.purpose is Purpose.ERASE:
-        assert voice is not None
-        assert voice.tenant == client.tenant
-    if question.purpose in (Purpose.SPEAK, Purpose.COMPARE, Purpose.ENROL):
-        assert consent is not None
+    if question.purpose is Purpose.LIVENESS:
+        assert {"speak", "compare"} & set(consent.purposes)
+    if question.purpose in UNDER_CONSENT:
         assert consent.tenant == client.tenant
         assert consent.state is ConsentState.ACTIVE
         assert consent.expires_at.timestamp() > int(question.now)
         assert {question.territory, "*"} & set(consent.territory)
+    assert min(question.left.requests, question.left.attempts - 1) >= 0
+    callers(question)
+
+
+def callers(question: Question) -> None:
+    """What comes without a proof, without a certificate, without its speaker or without a second client."""
+    opens = question.purpose in (Purpose.SPEAK, Purpose.COMPARE)
+    terms = set(question.voice.terms) if question.voice else set()
+    if question.bound is Binding.CERTIFICATE:
+        assert opens
+        assert VoiceTerm.BEARER in terms
+    if question.client.browser:
+        assert question.purpose in (Purpose.READ, Purpose.SPEAK)
+        assert question.purpose is Purpose.READ or question.client.voice_id == question.voice.voice_id
+    assert not opens or VoiceTerm.LIVENESS not in terms or question.live
+    if question.purpose is Purpose.SPEAK and VoiceTerm.DUAL_CONTROL in terms:
+        assert question.approver is not None
+        assert question.approver.tenant == question.client.tenant
+
+
+def test_whatever_the_data_no_tenant_is_crossed_and_nothing_is_used_without_consent():
+    """With the control that something is allowed whatever a token is bound to, so that the rules above are looked at."""
+    allowed: set[Binding] = set()
+
+    @settings(max_examples=700, derandomize=True, database=None, deadline=None)
+    @given(QUESTIONS)
+    def ask(question: Question) -> None:
+        if ENGINE.decide(question).allowed:
+            lawful(question)
+            allowed.add(question.bound)
+
+    ask()
+    assert allowed == set(Binding)
 
 
 def test_a_decision_takes_well_under_a_millisecond():
