@@ -27,6 +27,7 @@ ONLY_AT_START = {
     "name",
     [
         *("keyvault.errors", "keyvault.sync.errors", "policies.errors", "policies.caller_errors", "policies.audit.errors"),
+        "policies.approval_errors",
         *("voiceprints.errors", "synth.errors"),
     ],
 )
