@@ -39,8 +39,9 @@ def made_and_wrapped(
     resistance to collisions. Raises CeremonyRefused where the token knows this version or a key is no RSA key of at least 3072
     bits, and PinRejected; nothing is made then.
     """
-    transports = [one_time_keys.template(key) for key in one_time_keys.apart(transport)]
-    if len({len(str(one[Attribute.MODULUS])) for one in transports}) != 1:  # so that each answer ends where the next begins
+    keys = one_time_keys.apart(transport)
+    transports = [one_time_keys.template(key) for key in keys]
+    if len({len(key) for key in keys}) != 1:  # so that each answer ends where the next begins
         raise CeremonyRefused("one-time keys of one length are wanted")
     with _ceremony(config, pins, master) as (session, how):
         wrapped, attributes = how.made(session, master, transports, digest)
