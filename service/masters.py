@@ -31,9 +31,7 @@ def connect(url: str) -> Database:
 
 
 @contextmanager
-def serving_token(
-    settings: Settings, database: Database, home: Place, listeners: Listeners = UNHEARD
-) -> Iterator[GuardedHsm]:
+def serving_token(settings: Settings, database: Database, home: Place, listeners: Listeners = UNHEARD) -> Iterator[GuardedHsm]:
     """The serving token, audited and probed: it may hold the masters that a ceremony announced here or that the sites know.
 
     One master that is gone is for the sites to notice and to repair. A token that holds none of those that stored keys need,

@@ -36,7 +36,8 @@ _BY_STATUS: Mapping[int, str] = {
     # Broken trust or our own fault: refused, and somebody should look.
     500: "internal_error record_tampered authority_row_tampered seal_broken unwrap_rejected hsm_promise_broken audit_tampered"
     " audit_diverged audit_error audit_record_invalid audit_completion_refused conditioning_refused synthesis_failed model_refused"
-    " key_vault_error key_use_refused voiceprint_error policy_set_invalid policy_set_tampered onnxruntime_conflict ceremony_refused",
+    " key_vault_error key_use_refused voiceprint_error policy_set_invalid policy_set_tampered onnxruntime_conflict"
+    " ceremony_refused",
     503: "busy vault_unavailable audit_unavailable hsm_unavailable pin_rejected locked_memory_exhausted voiceprints_unavailable"
     " pkcs11_module_refused"
     " decoder_unavailable recogniser_unavailable audit_signing_failed audit_log_occupied"
