@@ -210,7 +210,8 @@ class PolicyStore:
     def swap(self, transaction: Transaction, old: AuthorityRow, new: AuthorityRow) -> AuthorityRow:
         """Replace `old` by `new`, with the next row version; returns what was written.
 
-        Raises RowChanged if `old` is not the row of now.
+        Raises RowChanged if `old` is not the row of now, and AuthorityRowTampered if that is an older one put back: to write upon
+        it would make it the newest.
         """
         new = replace(new, row_version=old.row_version + 1)
         table, key, _ = _KINDS[type(old)]
@@ -218,7 +219,11 @@ class PolicyStore:
         written = update(table).where(current).values(**self._columns(new)).returning(table.c[key[0]])
         if kept(transaction, written, table) is None:
             raise RowChanged(f"{table.name}: changed meanwhile")
-        list_change(transaction, table, [str(getattr(old, name)) for name in key], new.row_version)
+        names = [str(getattr(old, name)) for name in key]
+        # Looked up after the row is ours: whoever changed it before us has committed by then.
+        if unsent.newest(transaction, table.name, "/".join(names)) > old.row_version:
+            raise AuthorityRowTampered(f"{table.name}: put back")
+        list_change(transaction, table, names, new.row_version)
         if table.name in unsent.TABLES:
             unsent.note(transaction, table.name, str(getattr(old, key[0])), new.row_version)
         return new

@@ -10,6 +10,7 @@ from house import House
 from sqlalchemy import text as sql
 
 from policies import errors
+from policies.authority import Role, VoiceTerm
 from policies.errors import PolicyError
 from policies.grants import Purpose
 from policies.quotas import Quota, Scope
@@ -66,6 +67,31 @@ def test_an_older_row_put_back_opens_nothing(house: House, table, change):
             attempt()
         assert refused.value.detail == f"{table}: put back"
     assert house.count("used_token") == 0
+
+
+def other_roles(house: House, _) -> None:
+    with house.database.begin() as transaction:
+        house.registry.change_roles(transaction, "app", [Role.READER])
+
+
+def bearer(house: House, voice) -> None:
+    with house.database.begin() as transaction:
+        house.registry.set_voice_terms(transaction, voice, [VoiceTerm.BEARER])
+
+
+@pytest.mark.parametrize(
+    ("table", "change", "then"), [("client", revoke, other_roles), ("consent", withdraw, withdraw), ("voice", suspend, bearer)]
+)
+def test_nothing_is_written_upon_an_older_row_put_back(house: House, table, change, then):
+    voice = house.voice()
+    house.client()
+    before = copied(house, table)
+    change(house, voice)
+    put_back(house, table, before)
+    with pytest.raises(errors.AuthorityRowTampered) as refused:
+        then(house, voice)
+    assert refused.value.detail == f"{table}: put back"
+    assert copied(house, table) == before
 
 
 def test_the_control_the_same_row_written_again_opens(house: House):
