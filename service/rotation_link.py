@@ -11,7 +11,7 @@ import base64
 import json
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 from keyvault.errors import HsmUnavailable, KeyNotFound, KeyVaultError, UnwrapRejected
@@ -24,6 +24,10 @@ class RotationLink:
 
     def __init__(self, link: socket.socket) -> None:
         self._lines = link.makefile("rwb")
+
+    def close(self) -> None:
+        """Ask for nothing more."""
+        self._lines.close()
 
     def rewrap_many(self, wrapped: Sequence[bytes], source: RingMaster, target: RingMaster) -> list[bytes | UnwrapRejected]:
         """See `keyvault.rotation.Mover`. Raises KeyNotFound for a master that its token lacks, HsmUnavailable for all else."""
@@ -49,8 +53,8 @@ def mover_at(descriptor: int | None) -> Iterator[Mover | None]:
     if descriptor is None:
         yield None
         return
-    with socket.socket(fileno=descriptor) as link:
-        yield RotationLink(link)
+    with socket.socket(fileno=descriptor) as link, closing(RotationLink(link)) as mover:
+        yield mover
 
 
 def serve_moves(mover: Mover, link: socket.socket) -> None:
