@@ -9,18 +9,25 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from uuid import uuid4
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_der_public_key
 from house import BASE, PATHS, House
 
 from keyvault.hsm import KeyName
 from policies import jws
+from policies.authority import Role
+from policies.browsers import BrowserKeys, Presented, invite
 from policies.errors import PolicyError, TokenInvalid, TokenMalformed
 from policies.grants import Purpose
 from policies.jws import P256_ORDER
+from policies.liveness import Owner
 from policies.proofs import make_proof, public_jwk
+from policies.store import durable
+from policies.tickets import Tickets
 
 MOST = 10
 URL = BASE + PATHS[Purpose.SPEAK]
@@ -147,3 +154,50 @@ def test_every_attack_on_the_gate(house):
             admit()
         assert best(admit, 4) < MOST * honest, name
         assert peak(admit) < 1 << 20, name
+
+
+def test_every_attack_on_the_entrances_without_a_token(house):
+    """Tickets, registration codes and liveness answers: guesses, forged ones and used ones, against a good one; within 1 MiB."""
+    house.clock.stop()
+    device, consent, voice = house.client(), house.consent(), house.voice()
+    common = {"database": house.database, "store": house.store, "intents": house.audit, "refusals": house.refusals}
+    terms = {"engine": house.engine, "territory": house.territory, "random": house.hsm.random}
+    tickets = Tickets(clock=house.clock, **common, **terms)
+    browsers = BrowserKeys(clock=house.clock, proofs=house.proofs, **common)
+
+    def ticket() -> str:
+        token = house.token(device, Purpose.ENROL, consent=consent.consent_id)
+        grant = house.gate.admit(house.call(device, token, Purpose.ENROL))
+        with durable(house.database, grant.token.tenant) as transaction:
+            return tickets.issue(transaction, grant, max_bytes=1, lifetime_s=600).ticket
+
+    def register(code: str) -> Callable[[], object]:
+        key = ec.generate_private_key(ec.SECP256R1())
+        shown = Presented("POST", "/v1/browser-keys", code, make_proof(key, "POST", BASE + "/v1/browser-keys", code))
+        return lambda: browsers.register(shown)
+
+    def code(number: int) -> str:
+        with durable(house.database) as transaction:
+            invited = {"client_id": f"page-{number}", "tenant": "acme", "roles": (Role.READER,), "voice": None}
+            return invite(house.store, transaction, **invited, now=house.clock()).code
+
+    good, codes = iter([ticket() for _ in range(5)]), iter([register(code(number)) for number in range(5)])
+    used, owner = ticket(), Owner("acme", device.client_id, voice)
+    tickets.redeem(used)
+    challenge = house.liveness.ask(owner).text
+    honest = {
+        "ticket": best(lambda: tickets.redeem(next(good)), 5),
+        "code": best(lambda: next(codes)(), 5),
+        "liveness": best(lambda: house.liveness.asked(challenge, owner), 40),
+    }
+    huge = "A" * 10_000_000
+    attacks: list[tuple[str, str, Callable[[], object]]] = [
+        *[("ticket", text, partial(tickets.redeem, text)) for text in ("A" * 43, huge, "%27" * 500, "é" * 43, used)],
+        *[("code", text, register(text)) for text in ("A" * 43, "A" * 64, "é" * 43)],
+        *[("liveness", text, partial(house.liveness.asked, text, owner)) for text in ("A" * 62, huge, challenge[:-4] + "AAAA", "")],
+    ]
+    for kind, text, attack in attacks:
+        with pytest.raises(PolicyError):
+            attack()
+        assert best(attack, 6) < MOST * honest[kind], (kind, text[:20])
+        assert peak(attack) < 1 << 20, (kind, text[:20])

@@ -1,15 +1,18 @@
 """One token, used by many at once, from several processes, on a real database: exactly one of them gets in.
 
-And with the vault killed, or its database connections cut, in between: a token is used up if and only if its intent is there.
+And with the vault killed, its database connections cut, or the postmaster killed in between: a token is used up if and only if
+its intent is there.
 """
 
 from __future__ import annotations
 
 import json
 import multiprocessing
+import signal
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -17,6 +20,7 @@ import pytest
 import sqlalchemy
 from house import BASE, PATHS, House
 from hsm_fixtures import ServingToken
+from postgres_fixture import PostgresForTests
 
 from keyvault.pkcs11_hsm import Pkcs11Hsm
 from policies.errors import PolicyError
@@ -125,7 +129,7 @@ def race(house: House, vaults: Vaults, device) -> None:
 def test_64_uses_of_one_token_in_4_processes_have_one_success(house, vaults):
     """D15: to look whether a token was used, and to note that it was, are one step."""
     device = house.client()
-    for _ in range(5):
+    for _ in range(20):
         race(house, vaults, device)
 
 
@@ -135,6 +139,56 @@ def test_64_uses_of_one_token_two_hundred_times(house, vaults):
     device = house.client()
     for _ in range(200):
         race(house, vaults, device)
+
+
+def killed(postgres: PostgresForTests, house: House, vaults: Vaults, device, after_s: float) -> Counter[str]:
+    """One race in which the postmaster is killed after so long, and started again. No second success, then or afterwards."""
+    jti, calls = uses(house, device)
+    vaults.send(calls)
+    time.sleep(after_s)
+    postgres.stop(signal.SIGKILL)
+    try:
+        outcomes = vaults.outcomes()
+    finally:
+        house.database.dispose()
+        postgres.start()
+    # Whoever was not answered asks again with the same token, as a client would.
+    vaults.send([renewed(device, call) for call in calls[:8]])
+    later = vaults.outcomes()
+    used, intents = recorded(house, jti)
+    assert outcomes["admitted"] + later["admitted"] <= used == intents <= 1, (outcomes, later)
+    assert set(outcomes) | set(later) <= {"admitted", "token_replayed", "token_expired", "audit_unavailable"}, (outcomes, later)
+    return outcomes
+
+
+def renewed(device, call: Call) -> Call:
+    """The same call with a proof of its own."""
+    return replace(call, proof=make_proof(device.key, "GET", BASE + PATHS[Purpose.READ], call.token))
+
+
+def test_the_postmaster_killed_in_between(house, vaults, postgres):
+    """kill -9 of the whole database server in the middle: the token has at most one success, before and after it is back."""
+    device, seen = house.client(), Counter()
+    for after_s in (0.0, 0.02):
+        seen += killed(postgres, house, vaults, device, after_s)
+    assert seen["audit_unavailable"], "nothing was cut: the test saw nothing"
+    recovered(house, vaults, device)
+
+
+def recovered(house: House, vaults: Vaults, device) -> None:
+    """Each connection finds out once that it is cut, and says so; after that all is as it was."""
+    vaults.send(uses(house, device)[1])
+    assert vaults.outcomes()["admitted"] <= 1
+    race(house, vaults, device)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_the_postmaster_killed_many_times(house, vaults, postgres):
+    device = house.client()
+    for number in range(40):
+        killed(postgres, house, vaults, device, number * 0.001)
+    recovered(house, vaults, device)
 
 
 def test_connections_cut_in_between(house, vaults):
