@@ -17,11 +17,11 @@ from policies.audit.errors import AuditError
 from policies.authority import BROWSER_ROLES, Client, ClientState, Role, key_alone
 from policies.caller_errors import BrowserRolesRefused, InvitationExpired, InvitationUnknown, InvitationUsed
 from policies.errors import AuditUnavailable, PolicyError, ProofReplayed, RowChanged, VoiceUnknown
-from policies.gate import Refusals, record_refusal, refusal_details
 from policies.grants import VerifiedProof
 from policies.intents import Facts, Intent, Intents, Outcome
 from policies.one_time import MAX_LIFETIME_S, SECRET_BYTES, BrowserInvitation, digest_of, written
 from policies.proofs import ProofVerifier
+from policies.refusals import Refusals, record_refusal, refusal_details
 from policies.store import PolicyStore, durable
 
 REGISTER = "client.registered"

@@ -8,14 +8,12 @@ recorded in a transaction of its own. What nobody proved is only counted, so tha
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from hmac import compare_digest
-from typing import Protocol
 from uuid import UUID
 
-from keyvault.database import Database, Statement, Transaction, send
+from keyvault.database import Database, Transaction
 from keyvault.records import KeyRef
 from policies.approval_errors import ApprovalUsed
 from policies.audit.errors import AuditError
@@ -28,13 +26,10 @@ from policies.errors import (
     CertificateRequired,
     ClientUnknown,
     ConsentUnknown,
-    Denied,
     LivenessUsed,
     PolicyError,
     ProofReplayed,
     PurposeMismatch,
-    QuotaExhausted,
-    RateLimited,
     SchemeInvalid,
     TextMismatch,
     TokenExpired,
@@ -49,8 +44,9 @@ from policies.intents import Facts, Intent, Intents, Outcome
 from policies.liveness import CHALLENGE, PASS, WINDOW_S, Liveness, Owner
 from policies.proofs import ProofVerifier, certificate_thumbprint
 from policies.quotas import Limits
+from policies.refusals import NotCounted, Refusals, counted, record_refusal, refusal_details
 from policies.requests import Request
-from policies.store import PolicyStore, deciding, durable
+from policies.store import PolicyStore, deciding
 from policies.throttle import Throttle
 from policies.tokens import TOKEN_LIFETIME_S, TokenVerifier
 
@@ -59,15 +55,6 @@ ADMIT = "request.admit"
 _NONCE_KNOWN_S = WINDOW_S + TOKEN_LIFETIME_S
 """So long beyond its token a used nonce is remembered: nothing that names it is accepted any more by then."""
 _SCHEMES = frozenset(binding.scheme for binding in Binding)
-NotCounted = (RateLimited, QuotaExhausted)
-"""Refusals that are no failed attempts: who waits as told fails no more."""
-
-
-class Refusals(Protocol):
-    """Where refusals of callers unknown are counted."""
-
-    def count(self, code: str) -> None:
-        """One more refusal with this code. Must not block."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -245,60 +232,12 @@ class Gate:
         return approver_of(self._store, transaction, agreed)
 
 
-@contextmanager
-def counted(refusals: Refusals, throttle: Throttle, certificate_der: bytes | None) -> Iterator[None]:
-    """What this block refuses proved nothing: it is counted, by code and by certificate, and neither recorded nor remembered.
-
-    Raises RateLimited before anything is looked at, for a certificate that failed too often.
-    """
-    # Who shows no certificate is nobody in particular: to count them as one would let each of them shut out the others.
-    certificate = certificate_thumbprint(certificate_der) if certificate_der else None
-    try:
-        if certificate is not None:
-            throttle.require(certificate)
-        yield
-    except PolicyError as refusal:
-        refusals.count(refusal.code)
-        if certificate is not None and not isinstance(refusal, NotCounted):
-            throttle.failed(certificate)
-        raise
-
-
-def record_refusal(
-    database: Database,
-    store: PolicyStore,
-    intents: Intents,
-    refusals: Refusals,
-    once: VerifiedProof,
-    refusal: PolicyError,
-    intent: Intent,
-    spend: Statement,
-) -> None:
-    """Record a refusal, and count it by `spend`, in a transaction of its own. Raises AuditUnavailable.
-
-    It uses up `once`, the request's proof, so that each entry costs the client one signature: a request seen on the way and
-    sent again a thousand times is recorded once and counted after that.
-    """
-    with durable(database) as transaction:
-        if store.consume_proof(transaction, once):
-            send(transaction, spend)
-            intents.append(transaction, intent)
-        else:
-            refusals.count(refusal.code)
-
-
 def require_rows(purpose: Purpose, authority: Authority) -> None:
     """The rows that this purpose is about exist. Raises VoiceUnknown, ConsentUnknown."""
     if purpose in ON_A_VOICE and authority.voice is None:
         raise VoiceUnknown()
     if purpose in UNDER_CONSENT and authority.consent is None:
         raise ConsentUnknown()
-
-
-def refusal_details(refusal: PolicyError) -> Facts:
-    """What an intent says about a refusal."""
-    policies = ",".join(refusal.decided_by) if isinstance(refusal, Denied) else None
-    return {"code": refusal.code, "policies": policies}
 
 
 def key_details(key: KeyRef | None) -> Facts:

@@ -30,12 +30,13 @@ from policies.errors import (
     PolicyError,
     ProofReplayed,
 )
-from policies.gate import NotCounted, Refusals, counted, key_details, record_refusal, refusal_details, require_rows, used_details
+from policies.gate import key_details, require_rows, used_details
 from policies.grants import OPENING, Agreed, Binding, Purpose, VerifiedProof
 from policies.intents import Facts, Intent, Intents, Outcome
 from policies.liveness import Liveness, Owner
 from policies.proofs import ProofVerifier, certificate_thumbprint
 from policies.quotas import MINUTE_S, Limits
+from policies.refusals import NotCounted, Refusals, counted, record_refusal, refusal_details
 from policies.requests import Request
 from policies.store import Opening, PolicyStore, deciding
 from policies.throttle import Throttle

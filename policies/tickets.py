@@ -17,10 +17,11 @@ from policies.authority import Client
 from policies.caller_errors import TicketExpired, TicketUnknown, TicketUsed
 from policies.engine import Policies, Question
 from policies.errors import AuditUnavailable, ClientUnknown, GrantMismatch, PolicyError
-from policies.gate import ADMIT, NotCounted, Refusals, record_refusal, refusal_details, require_rows
+from policies.gate import ADMIT, require_rows
 from policies.grants import Grant, Purpose, VerifiedProof, VerifiedToken
 from policies.intents import Facts, Intent, Intents, Outcome
 from policies.one_time import MAX_LIFETIME_S, SECRET_BYTES, UploadTicket, digest_of, written
+from policies.refusals import NotCounted, Refusals, record_refusal, refusal_details
 from policies.requests import Request
 from policies.store import PolicyStore, durable
 

@@ -14,7 +14,7 @@ _log = structlog.get_logger()
 
 
 class RefusalCounts:
-    """Implements `policies.gate.Refusals`. One line a minute and code, written when the next minute's first refusal comes."""
+    """Implements `policies.refusals.Refusals`. One line a minute and code, written when the next minute's first refusal comes."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
