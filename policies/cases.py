@@ -119,7 +119,7 @@ def parsed(name: str, text: str) -> Iterator[Case]:
             if not _NEEDED <= row.keys() <= _MEMBERS:
                 raise ValueError(f"members of {row.get('name')!r}")
             yield Case(Path(name).stem, str(row["name"]), question(row), Decision(row["allowed"], tuple(row["decided_by"])))
-    except (KeyError, TypeError, ValueError, AttributeError) as problem:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as problem:
         raise PolicySetInvalid(f"{Path(name).name}: {problem}") from None
 
 

@@ -34,6 +34,10 @@ NOT_DECIDABLE = "not-decidable"
 """Stands for the deciding policy where the question did not fit the schema or a policy failed."""
 
 _ENTITIES = 1024
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|//[^\n]*', re.DOTALL)
+"""Strings and comments, in which brackets and semicolons mean nothing."""
+_BRACKETS = re.compile(r"[(){}\[\]]")
+_MAX_NESTING, _MAX_POLICY = 64, 8192
 _INTRODUCED = re.compile(r'(?P<comment>(?:^//[^\n]*\n)+)@id\("(?P<id>[^"]+)"\)', re.MULTILINE)
 _REFUSALS: dict[str, type[Denied]] = {
     "base.tenant-isolation": errors.ForeignVoice,
@@ -126,6 +130,7 @@ class PolicyEngine:
 
     def __init__(self, schema: str, policies: str) -> None:
         """Parse and validate. Raises PolicySetInvalid, with the reason as its detail."""
+        _require_shallow(policies)
         try:
             self._schema = cedarpy.Schema.from_str(schema)
             self._policies = cedarpy.PolicySet.from_str(policies)
@@ -181,9 +186,29 @@ class PolicyEngine:
         return Decision(answer.decision is cedarpy.Decision.Allow, reasons or (NO_PERMIT,))
 
 
+def _require_shallow(policies: str) -> None:
+    """Raise PolicySetInvalid for what Cedar's parser, which recurses without a limit, might end the process at."""
+    for policy in _QUOTED.sub(" ", policies).split(";"):
+        depth = deepest = 0
+        for bracket in _BRACKETS.findall(policy):
+            depth = max(depth, 0) + (1 if bracket in "([{" else -1)
+            deepest = max(deepest, depth)
+        if deepest > _MAX_NESTING or len(policy) > _MAX_POLICY:
+            raise PolicySetInvalid(f"a policy has at most {_MAX_POLICY} characters, and brackets {_MAX_NESTING} deep")
+
+
 def _described(policies: str) -> tuple[dict[str, str], tuple[Policy, ...]]:
-    """Cedar's own names of the policies, to the ids that we gave them; and what each is. Raises PolicySetInvalid without an id."""
-    static = json.loads(cedarpy.policies_to_json_str(policies))["staticPolicies"]
+    """Cedar's own names of the policies, to the ids that we gave them; and what each is.
+
+    Raises PolicySetInvalid without an id, and for a template, which decides nothing and would be shown to nobody.
+    """
+    try:
+        whole = json.loads(cedarpy.policies_to_json_str(policies))
+    except RecursionError:
+        raise PolicySetInvalid("a policy is nested too deeply") from None
+    if whole.get("templates"):
+        raise PolicySetInvalid("templates are not used: write each policy out")
+    static = whole["staticPolicies"]
     ids = {name: policy.get("annotations", {}).get("id") for name, policy in static.items()}
     if not all(ids.values()) or len(set(ids.values())) != len(ids):
         raise PolicySetInvalid("every policy needs an @id of its own")

@@ -14,7 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
 
-from policies import cases
+from policies import cases, jws
 from policies.authority import Role
 from policies.engine import SHIPPED, Policy, PolicyEngine
 from policies.errors import PolicySetInvalid
@@ -55,10 +55,9 @@ class PolicySet:
         """The set of these bytes, exactly as `encode` writes them. Raises PolicySetInvalid."""
         try:
             said = json.loads(data)
-            files = {str(name): str(text) for name, text in said["files"].items()}
-        except (KeyError, TypeError, ValueError, AttributeError) as problem:
+            found = cls._checked({str(name): str(text) for name, text in said["files"].items()})
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as problem:
             raise PolicySetInvalid(f"the bytes are no set of policies: {type(problem).__name__}") from None
-        found = cls._checked(files)
         if found.encode() != data:
             raise PolicySetInvalid("the set is spelled in another way")
         return found
@@ -95,7 +94,7 @@ class PolicySet:
         if text is None:
             return frozenset()
         try:
-            said = json.loads(text)
+            said = jws.strict_json(text.encode())
             [name] = said
             return frozenset(Role(role).value for role in said[name]) if name == "client_roles" else _unknown(name)
         except (TypeError, ValueError) as problem:
