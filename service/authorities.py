@@ -13,6 +13,7 @@ from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from service.errors import AuthorityMissing, AuthorityRefused
 from service.holding import require_running
@@ -38,7 +39,8 @@ def trust(settings: Settings, name: str, pem: bytes) -> dict[str, Any]:
     _record(settings, "authority.trusted", told)
     edge = establish(settings.state_dir, settings.site).edge
     edge.folder(place.parent)
-    edge.file(place, pem, mode=0o644)
+    # The certificate alone: what else a PEM file holds, such as its key, is not the edge's.
+    edge.file(place, certificate.public_bytes(Encoding.PEM), mode=0o644)
     return told
 
 
@@ -77,10 +79,15 @@ def _authority(pem: bytes) -> x509.Certificate:
 def _told(name: str, certificate: x509.Certificate) -> dict[str, Any]:
     return {
         "name": name,
-        "subject": certificate.subject.rfc4514_string(),
+        "subject": _shown(certificate.subject.rfc4514_string()),
         "sha256": certificate.fingerprint(hashes.SHA256()).hex(),
         "not_after": certificate.not_valid_after_utc.isoformat(),
     }
+
+
+def _shown(subject: str) -> str:
+    """Whoever made the certificate wrote this: nothing in it begins a line, or moves what stands beside it, in a terminal."""
+    return "".join(one if one.isprintable() else f"\\u{ord(one):04x}" for one in subject)
 
 
 def _record(settings: Settings, action: str, told: dict[str, Any]) -> None:

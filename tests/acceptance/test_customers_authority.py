@@ -12,8 +12,10 @@ import httpx
 import pytest
 from cli_here import glottis_here
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
 from installation import VARIABLES, Installation
 from sqlalchemy import text
 
@@ -131,3 +133,16 @@ def test_what_is_no_authority_is_not_trusted(running: Installation, customer: Cu
             authorities.trust(running.settings, name, customer.pem.read_bytes())
     assert authorities.listed(running.settings) == []
     assert x509.load_pem_x509_certificate((running.settings.tls_dir / "ca.pem").read_bytes())
+
+
+def test_an_authoritys_key_is_not_kept_and_its_name_writes_no_line(running: Installation, customer: Customer) -> None:
+    named = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "acme\n  SHA-256 \u202e00")])
+    made = certificates.make_authority(customer.key, "customer")
+    builder = x509.CertificateBuilder(named, named, customer.key.public_key(), made.serial_number)
+    builder = builder.not_valid_before(made.not_valid_before_utc).not_valid_after(made.not_valid_after_utc)
+    for extension in made.extensions:
+        builder = builder.add_extension(extension.value, extension.critical)
+    certificate = builder.sign(customer.key, hashes.SHA256()).public_bytes(Encoding.PEM)
+    told = authorities.trust(running.settings, "acme", certificate + certificates.private_pem(customer.key))
+    assert told["subject"] == "CN=acme\\u000a  SHA-256 \\u202e00"
+    assert (running.settings.tls_dir / authorities.FOLDER / "acme.pem").read_bytes() == certificate
