@@ -1,4 +1,4 @@
-"""What becomes of a refusal: counted, where nobody knows the caller; in the log, once a proof, where the caller proved who it is."""
+"""What becomes of a refusal: counted where nobody knows the caller; else in the log, once for each proof."""
 
 from __future__ import annotations
 
