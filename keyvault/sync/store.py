@@ -97,7 +97,10 @@ approval = Table(
     Column("approval", LargeBinary, nullable=False),
     Column("received_at", DateTime(timezone=True), nullable=False),
 )
-"""Signatures speak for themselves: these rows carry no MAC, and every use checks each signature again."""
+"""Signatures speak for themselves: these rows carry no MAC, and every use checks each signature again. As the table only grows, it
+holds as well how a request ended (role `_ENDED`, of nobody): an outcome taken out of its row does not open it again."""
+
+_ENDED = "ended"
 
 key_schedule = Table(
     "key_schedule",
@@ -339,12 +342,21 @@ class ApprovalStore:
         """Every request ever filed, oldest first, with its signatures."""
         c, order = approval_request.c, (approval.c.role.desc(), approval.c.person)
         signed: dict[bytes, tuple[bytes, ...]] = {}
+        outcome: dict[bytes, str] = {}
         for row in transaction.execute(select(approval).order_by(*order)):
-            signed[row.operation_sha256] = (*signed.get(row.operation_sha256, ()), row.approval)
+            if row.role == _ENDED:
+                outcome[row.operation_sha256] = row.approval.decode()
+            else:
+                signed[row.operation_sha256] = (*signed.get(row.operation_sha256, ()), row.approval)
         rows = transaction.execute(select(approval_request).order_by(c.filed_at, c.operation_sha256))
-        return [StoredRequest(r.operation, r.description, r.filed_at, r.outcome, signed.get(r.operation_sha256, ())) for r in rows]
+        found = [(row, row.operation_sha256) for row in rows]
+        return [
+            StoredRequest(row.operation, row.description, row.filed_at, outcome.get(name, row.outcome), signed.get(name, ()))
+            for row, name in found
+        ]
 
     def end(self, transaction: Transaction, digest: bytes, outcome: str, at: datetime) -> bool:
         """Give an open request its outcome; False, and nothing is written, if it has one or is none."""
         still_open = (approval_request.c.operation_sha256 == digest) & approval_request.c.done_at.is_(None)
-        return transaction.execute(update(approval_request).where(still_open).values(done_at=at, outcome=outcome)).rowcount == 1
+        ended = update(approval_request).where(still_open).values(done_at=at, outcome=outcome)
+        return transaction.execute(ended).rowcount == 1 and self.add(transaction, digest, "", _ENDED, outcome.encode(), at)

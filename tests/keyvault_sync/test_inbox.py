@@ -124,6 +124,23 @@ def test_what_was_carried_out_is_asked_for_no_more(world: World) -> None:
     assert world.inbox.one(request.operation.digest.hex()).outcome == "done"
 
 
+@pytest.mark.parametrize("end", ["cancel", "done"])
+def test_an_outcome_taken_out_of_the_database_opens_nothing_again(world: World, end: str) -> None:
+    request = world.filed()
+    world.sign(request, "bo", "cy")
+    assert approved(world)
+    name = request.operation.digest.hex()
+    world.inbox.cancel(name) if end == "cancel" else world.inbox.done(request.operation)
+    with world.database.begin() as transaction:
+        transaction.execute(sqlalchemy.text("UPDATE approval_request SET outcome = '', done_at = NULL"))
+    assert not approved(world)
+    assert not world.inbox.one(name).open
+    with pytest.raises(ApprovalInvalid, match="takes no more signatures"):
+        world.sign(request, "di")
+    with pytest.raises(ApprovalInvalid, match="already"):
+        world.inbox.cancel(name)
+
+
 def test_signatures_of_others_and_for_others_are_refused_as_they_come(world: World) -> None:
     request, other = (
         world.filed(),
