@@ -32,6 +32,8 @@ DECODERS = 2
 """Decoding children at once in one edge worker."""
 UPLOADS = 4
 """Uploads in memory at once in one edge worker."""
+TICKET_UPLOADS = 2
+"""Of those, how many may come by ticket: whoever has one may send it many times at once and slowly, and shuts no client out."""
 
 
 PREFLIGHT_S = 600
@@ -51,6 +53,7 @@ def create_app(
         app.state.relay = Relay.to(sockets)
         app.state.decoders = asyncio.Semaphore(DECODERS)
         app.state.uploads = asyncio.Semaphore(UPLOADS)
+        app.state.ticket_uploads = asyncio.Semaphore(TICKET_UPLOADS)
         yield
         await app.state.relay.close()
 

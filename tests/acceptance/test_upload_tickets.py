@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 import ssl
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from typing import Any
 
 import httpx
@@ -114,3 +118,31 @@ def test_tickets_have_bounds(running: Installation, terms: dict[str, int]) -> No
     with pytest.raises(Refused) as refusal:
         backend.ticket(consent(backend), **terms)
     assert (refusal.value.status, refusal.value.code) == (400, "invalid_request")
+
+
+def used(running: Installation, ticket: str) -> bool:
+    listed = text("SELECT count(*) FROM authority_change WHERE kind = 'upload_ticket' AND key = :secret")
+    with opened(running.settings.role_url("owner")) as database, database.connect() as connection:
+        return bool(connection.scalar(listed, {"secret": sha256(ticket.encode()).hexdigest()}))
+
+
+def test_slow_uploads_by_one_ticket_shut_no_client_out(running: Installation, voice: str) -> None:
+    """They stay until the edge cuts them, which takes longer than this client waits."""
+    backend = running.client("studio")
+    ticket = backend.ticket(consent(backend))["ticket"]
+    head = f"POST /v1/enrolments HTTP/1.1\r\nHost: localhost\r\nAuthorization: Ticket {ticket}\r\nContent-Length: 100000\r\n"
+    head += "Content-Type: multipart/form-data; boundary=b\r\n\r\n--b\r\n"
+    context = ssl.create_default_context(cafile=str(running.settings.officer_dir / "ca.pem"))
+    with ExitStack() as slow:
+        for _ in range(AT_ONCE):
+            plain = slow.enter_context(socket.create_connection(("127.0.0.1", running.settings.port)))
+            slow.enter_context(context.wrap_socket(plain, server_hostname="localhost")).sendall(head.encode())
+        deadline = time.monotonic() + 20
+        while not used(running, ticket):  # one of them was let in; the others were looked at before
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        backend._http.timeout = 20.0
+        try:
+            assert backend.verify(voice, recordings("1998")[3]) == "match"
+        finally:
+            backend._http.timeout = 60.0

@@ -45,5 +45,6 @@ async def enrol(request: Request) -> Response:
     limit = int(json.loads(bytes(known.body))["max_bytes"])
     if int(request.headers.get("content-length", "0")) > limit:
         return problem("too_large", "The upload is too large.", f"This ticket is for at most {limit} bytes.")
-    answer: Response = await relay.carry(request, headers, framed(request, limit))
+    async with request.app.state.ticket_uploads:
+        answer: Response = await relay.carry(request, headers, framed(request, limit))
     return answer
