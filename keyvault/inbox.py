@@ -16,6 +16,7 @@ from keyvault.approvals import Approval, Operation, Quorum, signed_by
 from keyvault.database import Database, Transaction
 from keyvault.events import KeyEvent, Recorder
 from keyvault.lifecycle import Approved
+from keyvault.requests.store import ApprovalStore, StoredRequest
 from keyvault.sync.errors import (
     ApprovalExpired,
     ApprovalInvalid,
@@ -25,7 +26,7 @@ from keyvault.sync.errors import (
 )
 from keyvault.sync.roster import Roster
 from keyvault.sync.signatures import Sign, Verify
-from keyvault.sync.store import ApprovalStore, StoredRequest, lasting
+from keyvault.sync.store import lasting
 
 DONE, CANCELLED = "done", "cancelled"
 

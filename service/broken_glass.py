@@ -19,8 +19,9 @@ from keyvault.errors import KeyCompromised
 from keyvault.events import KeyEvent
 from keyvault.hsm import Hsm, RingMaster
 from keyvault.keys import FoundKey
+from keyvault.requests.store import ApprovalStore
 from keyvault.sync.roster import Roster
-from keyvault.sync.store import ApprovalStore, lasting
+from keyvault.sync.store import lasting
 from policies.audit.store import AuditStore
 from policies.store import durable
 from service.inboxes import inbox_now, inbox_of, roster_in_force

@@ -19,6 +19,7 @@ from service import schema
 STORES = (
     "keyvault.store",
     "keyvault.signing.store",
+    "keyvault.requests.store",
     "keyvault.sync.store",
     "policies.store",
     "policies.audit.store",

@@ -1,0 +1,1 @@
+"""Requests for officers' approval, as they lie in the database."""
