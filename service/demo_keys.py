@@ -153,8 +153,10 @@ def adopted(officers: Officers, backup: Path) -> None:
     request = backup.with_name("adoption.request")
     officers.glottis("restore", "apply", str(backup), "--only", "database", "--yes")
     officers.glottis("restore", "request", "--reason", "a drill", "--out", str(request))
-    officers.sign_file(request)
-    officers.glottis("restore", "adopt", str(request))
+    requests = [request, request.with_name(f"{request.name}.log")]  # the log ended later than the database of before
+    for one in requests:
+        officers.sign_file(one)
+    officers.glottis("restore", "adopt", *map(str, requests))
 
 
 def still_shut(scene: Scene) -> None:

@@ -143,6 +143,13 @@ class NotRunning(ServiceError):
     fix = "Start it: glottis up. If it runs with another state folder, name that in GLOTTIS_STATE_DIR in this terminal too."
 
 
+class AdoptionIncomplete(ServiceError):
+    """The audit log was signed beyond this database too, and nobody approved that it goes on from here."""
+
+    code = "adoption_incomplete"
+    fix = "Let officers sign what `glottis restore request` wrote beside the request (FILE.log) as well, and give both files."
+
+
 class SiteBusy(ServiceError):
     """The site process has not answered in time."""
 

@@ -31,7 +31,7 @@ from policies.audit.store import AuditStore
 from service import bringup, log_anchor, schema, step
 from service.backups import DUMP, Backup, database_name, postgres_tool, run_tool, unpacked
 from service.embedded import SUPERUSER
-from service.errors import BackupRefused, NothingToAdopt, RequestUnreadable
+from service.errors import AdoptionIncomplete, BackupRefused, NothingToAdopt, RequestUnreadable
 from service.inboxes import roster_in_force
 from service.isolation import Isolation, establish
 from service.key_events import KeyEventRecorder
@@ -92,12 +92,14 @@ def requests(settings: Settings, reason: str) -> dict[str, bytes]:
 def adopt(settings: Settings, signed: Sequence[bytes]) -> dict[str, Any]:
     """Carry out approved requests: the sync state, then the log. `signed` are copies of them, each as somebody signed it.
 
-    Raises what the approvals lack, by its own code, and RequestUnreadable.
+    Raises what the approvals lack, by its own code, RequestUnreadable, and AdoptionIncomplete where the log needs a request too.
     """
     gathered = _gathered(signed)
     isolation, groups = establish(settings.state_dir, settings.site), _groups(settings)
     done: dict[str, Any] = {"epoch": None, "recovers_to": None, "log": None}
     with bringup.held(settings), _database(settings):
+        if Kind.REANCHOR not in gathered and step.call(settings, isolation.log, "log_ends", groups=groups)["parted"]:
+            raise AdoptionIncomplete  # before anything is adopted: what is half adopted does not start
         if (asked := gathered.get(Kind.ADOPT)) is not None:
             done |= step.call(settings, isolation.vault, "adopt_restored", groups=groups, request=_text(asked))
         if (asked := gathered.get(Kind.REANCHOR)) is not None:

@@ -79,7 +79,9 @@ def test_an_older_database_serves_nothing_until_officers_adopt_it_and_then_catch
     for file, number in ((file, number) for file in asked for number in (2, 3)):
         key = settings.officer_dir / f"officer-{number}.pem"
         done(settings, "approvals", "sign", str(file), "--key", str(key), "--out", f"{file}.{number}", "--yes")
-    one = glottis(settings, "restore", "adopt", str(request), str(alone))
+    half = glottis(settings, "restore", "adopt", f"{request}.2", f"{request}.3")
+    assert "adoption_incomplete" in half.stderr, "what is half adopted would not start"
+    one = glottis(settings, "restore", "adopt", str(request), str(alone), *(f"{asked[1]}.{number}" for number in (2, 3)))
     assert "approvals_missing" in one.stderr
     done(settings, "restore", "adopt", *(f"{file}.{number}" for file in asked for number in (2, 3)))
 
