@@ -105,7 +105,7 @@ def test_a_registered_certificate_of_a_trusted_authority_works_at_once_and_no_ot
     assert (told.value.status, told.value.code) == (401, "client_unknown")
 
     done = glottis(running, *registering(known))
-    assert (done.returncode, done.stdout) == (0, "customers-app is registered at this site\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "customers-app is registered\n"), done.stderr
     with known.client() as client:
         client.voices()
     with unknown.client() as other, pytest.raises(Refused) as told:
