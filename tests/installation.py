@@ -73,7 +73,7 @@ class Installation:
 
     def pid_of(self, module: str) -> list[int]:
         """Processes whose command line names `module` (`service.vault`)."""
-        return [pid for pid in self.pids() if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
+        return [pid for pid in self.pids() if module.encode() in _command(pid)]
 
     def client(self, name: str) -> VoiceClient:
         """A registered client with every role in tenant `acceptance`."""
@@ -88,6 +88,14 @@ class Installation:
         expiry = (datetime.now(UTC) + timedelta(days=30)).isoformat()
         consent = client.record_consent(f"speaker {speaker}", ["speak", "compare"], expiry, "CC BY 4.0")
         return str(client.enrol(f"speaker {speaker}", recordings(speaker)[:count], consent["id"])["id"])
+
+
+def _command(pid: int) -> list[bytes]:
+    """A process's command line; empty for one that has just ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 @pytest.fixture(scope="session")

@@ -126,7 +126,7 @@ def test_the_list_says_who_is_registered(running: Installation) -> None:
     assert line[1:3] == ["acceptance", "active"]
     found = json.loads(glottis(running, "list", "--json").stdout)["clients"]
     row = next(client for client in found if client["client"] == name)
-    assert set(row) == {"client", "tenant", "roles", "state", "certificate", "jkt", "voice"}
+    assert set(row) == {"client", "tenant", "roles", "state", "certificate", "jkt", "voice", "hours"}
 
 
 def test_an_unknown_name_is_told_as_one(running: Installation) -> None:

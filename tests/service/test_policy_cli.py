@@ -66,7 +66,7 @@ def test_test_names_the_row_that_fails_and_the_policy_that_no_row_decides(own):
     assert "FAILS  consent: expires now: expected denied by consent.unexpired, found allowed by role.speaker" in failed.stdout
     assert "role.extra" in failed.stdout
     facts = json.loads(policy("test", "--folder", own, "--json").stdout)
-    assert [row["row"] for row in facts["failed"]] == ["consent: expires now"]
+    assert [row["row"] for row in facts["failed"]] == ["consent: expires now", "dual_control: nor under a consent that is over"]
 
 
 def test_a_table_that_cannot_be_read_is_told(own):
