@@ -217,5 +217,5 @@ def refused_twice(config: TokenConfig) -> list[str]:
 
 
 def test_a_refused_pin_is_not_tried_again_at_once_in_a_ceremony(tmp_path: Path) -> None:
-    config = empty_token(tmp_path, "pins")
+    config = in_own_process(empty_token, tmp_path, "pins")
     assert in_own_process(refused_twice, config) == ["pin_rejected", "pin_throttled", "pin_rejected", "pin_throttled"]

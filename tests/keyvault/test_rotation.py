@@ -468,11 +468,11 @@ class TestBesideOthers:
         def speak() -> None:
             opened.extend(rotated.opens(voice) for voice in rotated.voices for _ in range(5))
 
-        def erase() -> list[UUID]:
-            gone = [key.ref.id for key in rotated.rows() if key.voice not in rotated.voices][::3]
+        gone = [key.ref.id for key in rotated.rows() if key.voice not in rotated.voices][::3]
+
+        def erase() -> None:
             for dek_id in gone:
                 rotated.sql("DELETE FROM wrapped_key WHERE dek_id = :id", id=dek_id)
-            return gone
 
         with ThreadPoolExecutor(5) as threads:
             running = [threads.submit(rotated.rewrapping(page=7).run, plan, Part(index, 2)) for index in range(2)]
@@ -480,7 +480,7 @@ class TestBesideOthers:
             enrolled = threads.submit(rotated.enrol, 20).result()
             outcomes = [future.result() for future in running]
             speaking.result()
-            gone = erasing.result()
+            erasing.result()
         assert all(outcome.bad == {} and outcome.left == 0 for outcome in outcomes)
         assert rotated.under() == {3: 160 - len(gone) + 20}
         assert not {key.ref.id for key in rotated.rows()} & set(gone)
