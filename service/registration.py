@@ -11,7 +11,7 @@ from uuid import UUID
 
 from keyvault.database import Database, Transaction
 from policies.audit.store import AuditStore
-from policies.authority import Client, ClientState, Role
+from policies.authority import BROWSER_ROLES, Client, ClientState, Role, key_alone
 from policies.browsers import Invited, invite
 from policies.caller_errors import BrowserRolesRefused
 from policies.errors import ClientUnknown
@@ -57,9 +57,13 @@ class Registration:
     def change_roles(self, client: str, roles: Sequence[str]) -> Client:
         """Give a client other roles. What widens them may need officers; what narrows them never does.
 
-        Raises OfficersAwaited, ClientUnknown, ClientInactive, RowChanged.
+        Raises OfficersAwaited, ClientUnknown, ClientInactive, RowChanged, and BrowserRolesRefused for what no browser may have.
         """
         named, before = [Role(role) for role in roles], self._known(client)
+        if before.cert_sha256 == key_alone(before.jkt):
+            forbidden = not set(named) <= set(BROWSER_ROLES) or (Role.SPEAKER in named and before.voice_id is None)
+            if forbidden or (self._officers is not None and self._officers.marked & set(roles)):
+                raise BrowserRolesRefused
         wanted = replace(before, roles=tuple(named))
         with self._approved(wanted, "roles", set(wanted.roles) - set(before.roles)), durable(self._database) as transaction:
             changed = self._registry.change_roles(transaction, client, named)

@@ -9,7 +9,9 @@ import pytest
 from house import House
 from sqlalchemy import text
 
+from policies.authority import Client, ClientState, Role, key_alone
 from policies.caller_errors import BrowserRolesRefused
+from policies.store import durable
 from service.cli.exits import Exit, exit_for
 from service.registration import Registration
 
@@ -36,3 +38,13 @@ def test_roles_that_officers_marked_are_not_given_to_browsers(house: House) -> N
     assert exit_for(refused.value) == Exit.REFUSED
     assert house.count("browser_invitation") == 0
     registration(house, "speaker", "enroller").invite("page", "acme", ["reader"], None, 60)
+
+
+def test_a_browser_is_given_no_role_later_that_it_could_not_be_invited_with(house: House) -> None:
+    jkt = "b" * 43
+    with durable(house.database) as transaction:
+        browser = Client("page", "acme", key_alone(jkt), jkt, (Role.READER,), ClientState.ACTIVE, 1)
+        house.store.insert(transaction, browser)
+    for roles in (["enroller"], ["reader", "speaker"]):
+        with pytest.raises(BrowserRolesRefused):
+            registration(house).change_roles("page", roles)
