@@ -104,15 +104,11 @@ def bearer(voice: UUID, off: bool, dry_run: bool, yes: bool, as_json: bool) -> N
     """Let VOICE speak and be compared for tokens that are bound to a client's certificate alone (Bearer, or xi-api-key).
 
     Weaker than the default: the client signs nothing for a request, so that the edge's or the proxy's word about its certificate
-    is all there is. Use it for clients that cannot make DPoP proofs. Each site has a setting of its own. With --off, tokens in
-    hand are refused too.
+    is all there is. Use it for clients that cannot make DPoP proofs. It reaches the other site by itself. With --off,
+    tokens in hand are refused too.
     """
-    settings, allowed = _settings(), not off
-    words = "opens for tokens bound to a certificate alone" if allowed else "opens for tokens bound to a DPoP key too, and no other"
-    if not dry_run and not yes and allowed:
-        click.confirm(f"{voice} {words}?", abort=True, err=True)
-    done = _ask(settings, "bearer", voice=str(voice), allowed=allowed, dry_run=dry_run)
-    say(done, [f"{voice} {words}" if not dry_run else f"from then on {voice} {words}"], as_json=as_json)
+    words = "opens for tokens bound to a DPoP key too, and no other" if off else "opens for tokens bound to a certificate alone"
+    _set_term("bearer", voice, {"allowed": not off}, words, asks=not off and not yes, dry_run=dry_run, as_json=as_json)
 
 
 @voices.command()
@@ -124,15 +120,11 @@ def bearer(voice: UUID, off: bool, dry_run: bool, yes: bool, as_json: bool) -> N
 def liveness(voice: UUID, off: bool, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Let VOICE speak and be compared only after its speaker has just said six random digits (POST /v1/liveness).
 
-    It holds from the next request on, also for tokens in hand. Each site has a setting of its own: give this command at both.
+    It holds from the next request on, also for tokens in hand, and reaches the other site by itself.
     What it does not stop, docs/threat-model.md says: speech that is relayed, converted or synthesised while it is asked for.
     """
-    settings, demanded = _settings(), not off
-    words = "opens only after its speaker said digits" if demanded else "opens without its speaker"
-    if not dry_run and not yes and off:
-        click.confirm(f"{voice} {words}?", abort=True, err=True)
-    done = _ask(settings, "liveness", voice=str(voice), demanded=demanded, dry_run=dry_run)
-    say(done, [f"{voice} {words}" if not dry_run else f"from then on {voice} {words}"], as_json=as_json)
+    words = "opens without its speaker" if off else "opens only after its speaker said digits"
+    _set_term("liveness", voice, {"demanded": not off}, words, asks=off and not yes, dry_run=dry_run, as_json=as_json)
 
 
 @voices.command("dual-control")
@@ -147,11 +139,16 @@ def dual_control(voice: UUID, off: bool, dry_run: bool, yes: bool, as_json: bool
     It holds from the next request on, also for tokens in hand. The approver is another client than the one that speaks, with a
     certificate and a DPoP key of its own; each approval is for one text and one client, and works once.
     """
-    settings, demanded = _settings(), not off
-    words = "says only what a second client approved" if demanded else "says what one client asks for"
-    if not dry_run and not yes and off:
+    words = "says what one client asks for" if off else "says only what a second client approved"
+    _set_term("dual-control", voice, {"demanded": not off}, words, asks=off and not yes, dry_run=dry_run, as_json=as_json)
+
+
+def _set_term(call: str, voice: UUID, term: Mapping[str, bool], words: str, *, asks: bool, dry_run: bool, as_json: bool) -> None:
+    """Change one term of a voice, and say so in `words`. `asks`: what weakens it is asked first."""
+    settings = _settings()
+    if asks and not dry_run:
         click.confirm(f"{voice} {words}?", abort=True, err=True)
-    done = _ask(settings, "dual-control", voice=str(voice), demanded=demanded, dry_run=dry_run)
+    done = _ask(settings, call, voice=str(voice), **term, dry_run=dry_run)
     say(done, [f"{voice} {words}" if not dry_run else f"from then on {voice} {words}"], as_json=as_json)
 
 
