@@ -15,6 +15,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
+from itertools import count
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
@@ -39,10 +40,11 @@ _DURABLE = text("SET LOCAL synchronous_commit = on")
 
 @dataclass
 class _Given:
-    """The counter that a worker gave out last, in which transaction, and the highest that it knows to be committed."""
+    """The counter that a worker gave out last, in which transaction and when, and the highest that it knows to be committed."""
 
     counter: int = -1
     xid: str | None = None
+    moment: int = 0
     committed: int = -1
 
 
@@ -62,6 +64,7 @@ class AuditStore:
         self._database, self._hsm, self._now = database, hsm, now
         self.worker = str(uuid4())
         self._given = {kind: _Given() for kind in RECORDED}  # each guarded by the advisory lock of its kind
+        self._moments = count(1)
         self._locks = {kind: _lock(kind, self.worker) for kind in RECORDED}
         # The same name always has the same pseudonym: those in use are kept, so that each costs one call of the token.
         self._pseudonym = lru_cache(_PSEUDONYMS)(lambda data: hsm.mac(KeyName.AUDIT_PSEUDONYM, data))
@@ -151,11 +154,14 @@ class AuditStore:
         """What the statements of `_place` found: sent now, if nobody did, or if another thread wrote after they were put."""
         if place is None:
             place = send(transaction, *self._place(kind))
-        found = _Found(*place[-1][0])
-        if found.asked != self._given[kind].xid:
+        found, given = _Found(*place[-1][0]), self._given[kind]
+        if found.asked != given.xid:
             place = send(transaction, self._place(kind)[-1])
             found = _Found(*place[-1][0])
-        return found
+        # A crash ends every connection, and Postgres may then give the number of a transaction that it lost to another one. Only
+        # a connection that is older than the transaction, and answers, shows that there was no crash since.
+        known_since = transaction.connection.info.setdefault(self.worker, next(self._moments))
+        return found if known_since < given.moment else found._replace(fate=None)
 
     def _write(
         self,
@@ -172,16 +178,19 @@ class AuditStore:
         body = record.body(fields, Stamp(self.worker, counter, self._now()))
         values = {"intent_id": intent_id, "worker": self.worker, "counter": counter, "body": body, "mac": self._mac(kind, body)}
         given = self._given[kind]
-        given.counter, given.xid = counter, found.xid  # before it may be committed, while the lock is surely held
+        # Before it may be committed, while the lock is surely held.
+        given.counter, given.xid, given.moment = counter, found.xid, next(self._moments)
         [written] = send(transaction, (WRITE[kind], values | more), commit=commit)
         if [row[:-1] for row in written] != [tuple((values | more).values())]:
             raise AuditUnavailable(f"the database did not write the {kind} that it was given")
+        if commit:  # the lock is gone: another thread may be further
+            given.committed = max(given.committed, counter)
 
     def _next(self, kind: str, found: _Found) -> int:
         """The counter that is due. Raises AuditUnavailable, from then on, if the table lost what this worker had committed.
 
         The lock's last holder has ended by now, so Postgres knows its fate. A transaction of our own still in progress counts
-        here too, but is not remembered. If its fate is forgotten (too old), nothing follows.
+        here too, but is not remembered. If its fate is forgotten (too old, or there may have been a crash), nothing follows.
         """
         given, last = self._given[kind], -1 if found.last is None else found.last
         if found.fate == "committed":

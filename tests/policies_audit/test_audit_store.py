@@ -1,6 +1,7 @@
 """Intents and completions: written whole or not at all, byte for byte, counted without gaps; a change by hand is named."""
 
 import json
+import signal
 import threading
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,8 @@ from uuid import UUID
 import pytest
 import sqlalchemy
 from audit_parts import Log, intent
+from postgres_fixture import PostgresForTests
+from sqlalchemy import text
 
 from policies.audit.errors import AuditTampered, AuditUnavailable, CompletionRefused, RecordInvalid
 from policies.audit.record import Stamp, body, plain
@@ -299,3 +302,22 @@ def test_numbers_of_a_transaction_rolled_back_are_forgotten(log: Log) -> None:
         connection.rollback()
     log.append()
     assert log.sql("SELECT counter FROM intent ORDER BY 1") == [(0,), (1,)]
+
+
+def test_a_transaction_lost_in_a_crash_is_not_taken_for_another_of_its_number(log: Log, postgres: PostgresForTests) -> None:
+    """After a crash Postgres gives the numbers of the transactions that it lost again: one of them commits, and it is not ours."""
+    log.append()
+    lost = log.database.connect()
+    lost.begin()
+    log.store.append(lost, intent())
+    number = lost.scalar(text("SELECT pg_current_xact_id()::text::bigint"))
+    postgres.stop(signal.SIGKILL)
+    lost.invalidate()
+    lost.close()
+    log.database.dispose()
+    postgres.start()
+    given = [log.sql("SELECT pg_current_xact_id()::text::bigint")[0][0] for _ in range(3)]
+    assert number in given, "the number was not given again: the test saw nothing"
+    for _ in range(2):
+        log.append()
+    assert log.sql("SELECT counter FROM intent ORDER BY 1") == [(0,), (1,), (2,)]
