@@ -217,6 +217,13 @@ class ScheduleInvalid(KeyVaultError):
     fix = "`glottis keys schedule set --help` shows what each action takes."
 
 
+class NothingPending(KeyVaultError):
+    """There is nothing to cancel."""
+
+    code = "nothing_pending"
+    fix = "`glottis keys list` shows which destructions have a time, and `glottis approvals` what officers are asked."
+
+
 class ScheduleUnknown(KeyVaultError):
     """There is no such schedule."""
 

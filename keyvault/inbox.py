@@ -110,6 +110,12 @@ class Inbox:
         """The operation was carried out: it is asked for no more. Does nothing where it has ended before."""
         self._end(operation, DONE)
 
+    def withdraw(self, kind: str, subject: bytes, reason: str) -> tuple[str, ...]:
+        """End every open request for exactly this, approved or not; the log says why. Their digests in hex."""
+        wanted = (kind, subject)
+        open_ = [one for one in self.all() if one.open and (one.request.operation.kind, one.request.operation.subject) == wanted]
+        return tuple(one.id for one in open_ if self._end(one.request.operation, CANCELLED, reason=reason))
+
     # --- what people do
 
     def all(self) -> list[Standing]:
@@ -178,11 +184,11 @@ class Inbox:
             raise ApprovalInvalid(f"the request is {known.outcome} already")
         return self.one(known.id)
 
-    def _end(self, operation: Operation, outcome: str) -> bool:
+    def _end(self, operation: Operation, outcome: str, **facts: str) -> bool:
         with lasting(self._parts.database) as transaction:
             ended = self._store.end(transaction, operation.digest, outcome, self._parts.clock())
             if ended:
-                self._record(transaction, f"approval.{outcome}", operation)
+                self._record(transaction, f"approval.{outcome}", operation, **facts)
         return ended
 
     def _standing(self, stored: StoredRequest, roster: Roster, now: datetime) -> Standing:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from keyvault.approvals import Approval, Operation
 from keyvault.database import Database, Transaction
-from keyvault.errors import DelayTooShort, KeyNotFound, KeyStateForbids, KeyVaultError, ReasonMissing
+from keyvault.errors import DelayTooShort, KeyNotFound, KeyStateForbids, KeyVaultError, NothingPending, ReasonMissing
 from keyvault.events import KeyEvent, Recorder
 from keyvault.hsm import RingMaster, SiteHsm
 from keyvault.records import RecordMac, RingVersion
@@ -60,6 +60,9 @@ class Officers(Protocol):
     def request(self, kind: str, subject: bytes, description: Mapping[str, str | int], expires_at: datetime) -> str:
         """File a request in this site's name, unless one for the same is open; its digest in hex."""
 
+    def withdraw(self, kind: str, subject: bytes, reason: str) -> tuple[str, ...]:
+        """End every open request for exactly this, approved or not, on record; their digests in hex."""
+
 
 @dataclass(frozen=True)
 class Version:
@@ -81,6 +84,14 @@ class Destruction:
     master: RingMaster
     due_at: datetime | None
     request: str = ""
+
+
+@dataclass(frozen=True)
+class Cancelled:
+    """What a cancellation ended: a destruction that had its time, officers' requests for it (digests in hex), or both."""
+
+    scheduled: bool
+    requests: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -197,15 +208,22 @@ class Lifecycle:
         self._write(found, "key.destruction_scheduled", destroy_at=due, reason=said)
         return Destruction(master, due)
 
-    def cancel(self, master: RingMaster, reason: str) -> bool:
-        """Stop a pending destruction; False if none is pending. Raises ReasonMissing."""
+    def cancel(self, master: RingMaster, reason: str) -> Cancelled:
+        """Stop a destruction, pending or only asked for: officers' signatures for it count no more, so another needs new ones.
+
+        Raises NothingPending, ReasonMissing.
+        """
         said = _require_reason(reason)
         with self._database.begin() as transaction:
             found = self._rings.version(transaction, master)
-        if found.destroy_at is None or found.state is KeyState.DESTROYED:
-            return False
-        self._write(found, "key.destruction_cancelled", destroy_at=None, reason=said)
-        return True
+        scheduled = found.destroy_at is not None and found.state is not KeyState.DESTROYED
+        # The signatures go first: whatever happens next, a time without them destroys nothing.
+        requests = self._officers.withdraw(DESTROY, self._subject(master), said)
+        if scheduled:
+            self._write(found, "key.destruction_cancelled", destroy_at=None, reason=said)
+        elif not requests:
+            raise NothingPending(f"no destruction of {master.label} is pending or asked for")
+        return Cancelled(scheduled, requests)
 
     def destroy_due(self, now: datetime) -> list[Ended]:
         """Carry out every destruction whose time has come; one that cannot be yet stays due and says why."""

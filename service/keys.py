@@ -136,8 +136,9 @@ class KeyCommands:
         return {**self.key(master), "request": found.request or None}
 
     def key_cancel(self, master: str, reason: str) -> Facts:
-        """Stop a pending destruction."""
-        return {"changed": self.lifecycle.cancel(RingMaster.named(master), reason), **self.key(master)}
+        """Stop a destruction, pending or only asked for. Raises NothingPending."""
+        done = self.lifecycle.cancel(RingMaster.named(master), reason)
+        return {**self.key(master), "changed": True, "scheduled": done.scheduled, "withdrawn": list(done.requests)}
 
     # --- schedules
 

@@ -95,12 +95,15 @@ class PolicyCommands:
         return {call.__name__: call for call in named}
 
     def policy_propose(self, policies: str, hours: int = REQUEST_HOURS) -> Facts:
-        """Check a set and file the request to activate it after the one that is active. Raises PolicySetRefused: it is recorded."""
+        """Check a set and file the request to activate it after the one that is active; `request` is None for that one itself.
+
+        Raises PolicySetRefused: it is recorded.
+        """
         proposed = self._accepted(_bytes(policies))
         with lasting(self._database) as transaction:
             before = self.active.standing(transaction)
         if proposed == before.policies:
-            raise SyncRefused("this set is the active one")
+            return _facts(before) | {"request": None, "needed": self._needed}
         facts: dict[str, str | int] = {
             "version": before.version + 1,
             "before": _text(before.policies.encode()),

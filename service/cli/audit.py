@@ -13,7 +13,7 @@ from policies.audit.export import Range
 from service.audit_bundles import check_records, export_bundle
 from service.cli.exits import Ended, Exit
 from service.cli.main import say_json
-from service.cli.output import say
+from service.cli.output import say, say_awaiting
 from service.errors import RecordsTampered
 from service.settings import Settings
 from service.site import Site
@@ -116,11 +116,7 @@ def export_details(
         raise click.UsageError("Name --from, --to, --recipient and --reason, or --request ID.")
     public = recipient.read_text(errors="replace")
     filed = ask(settings, "details_request", start=start, end=end, tenant=tenant, recipient=public, reason=reason)
-    lines = [
-        f"request {filed['request'][:16]} waits for {filed['needed']} officers: glottis approvals show {filed['request'][:16]}"
-    ]
-    say(filed, lines, as_json=as_json)
-    raise Ended(Exit.TEMPORARY)
+    say_awaiting(filed, [], filed["request"], filed["needed"], as_json=as_json)
 
 
 @audit.command("open-details")

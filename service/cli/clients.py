@@ -17,9 +17,9 @@ from policies.one_time import MAX_LIFETIME_S
 from policies.quotas import EVERYONE
 from service import clients as registered
 from service.cli import authorities
-from service.cli.exits import Ended, Exit
 from service.cli.hours import hours_asked, hours_options, hours_said
 from service.cli.main import say_json
+from service.cli.output import say_awaiting
 from service.errors import ClientAwaitsOfficers, ClientMissing
 from service.settings import Settings
 
@@ -250,9 +250,9 @@ def _awaiting(name: str, *, as_json: bool) -> Iterator[None]:
     try:
         yield
     except ClientAwaitsOfficers as waits:
-        _say({"client": name, "request": waits.request, "needed": waits.needed}, str(waits), as_json=as_json)
-        click.echo(f"glottis approvals show {waits.request[:16]}", err=True)
-        raise Ended(Exit.TEMPORARY) from None
+        facts = {"client": name, "request": waits.request, "needed": waits.needed}
+        lines = ["one of the roles is marked as needing officers"]
+        say_awaiting(facts, lines, waits.request, waits.needed, as_json=as_json)
 
 
 def _say(facts: Mapping[str, Any], sentence: str, *, as_json: bool) -> None:

@@ -17,7 +17,7 @@ class Exit(IntEnum):
     REFUSED = 4  # a rule forbids it
     PARTIAL = 5  # done in part
     CONFLICT = 6  # something else is there already, or changed meanwhile
-    TEMPORARY = 75  # try again (EX_TEMPFAIL of sysexits.h)
+    TEMPORARY = 75  # not yet: something is away, or officers are awaited; give it again (EX_TEMPFAIL of sysexits.h)
 
 
 _HSM = ("hsm_unavailable", "pkcs11_module_refused", "pin_rejected", "call_failed")
@@ -32,8 +32,8 @@ _REFUSED = (
     *("denied", "client_inactive", "grant_mismatch", "token_expired", "ceremony_refused", "certificate_request_refused"),
     *("sync_refused", "peer_refused", "key_quarantined", "key_still_referenced", "voice_erased", "introduction_refused"),
     *("browser_roles_refused", "browser_has_no_certificate", "adoption_incomplete"),
-    *("reason_missing", "delay_too_short", "voice_not_erased"),
-    *("approval_invalid", "approval_expired", "approvals_missing", "requester_approved", "key_state_forbids"),
+    *("reason_missing", "delay_too_short", "nothing_pending", "voice_not_erased"),
+    *("approval_invalid", "approval_expired", "requester_approved", "key_state_forbids"),
     *("key_compromised", "key_destroyed", "signer_in_use", "overlap_too_short", "key_use_refused"),
     *("rotation_pin_needed", "rotation_token_holds", "no_rotation_token"),
 )
@@ -44,6 +44,7 @@ _CONFLICT = (
 _TEMPORARY = (
     *("database_unavailable", "audit_unavailable", "busy", "site_busy"),
     *("peer_unheard", "peer_unavailable", "awaiting_sync", "stale_epoch", "sync_store_unavailable"),
+    *("approvals_missing", "client_awaits_officers"),
 )
 
 BY_CODE: dict[str, Exit] = {

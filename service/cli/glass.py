@@ -6,7 +6,7 @@ import os
 
 import click
 
-from service.cli.output import json_option, say
+from service.cli.output import json_option, say_awaiting
 from service.settings import Settings
 from service.sync.admin import ask
 
@@ -24,5 +24,4 @@ def break_glass(version: str, hours: float, reason: str, as_json: bool) -> None:
     """
     name = version if version.startswith("ring/") else f"ring/{version}"
     found = ask(Settings.load(os.environ), "break_glass", hours=hours, reason=reason, version=name)
-    said = f"request {found['request'][:16]} is filed; if approved it holds until {found['ends_at']}"
-    say(found, [said], as_json=as_json)
+    say_awaiting(found, [f"once approved it holds until {found['ends_at']}"], found["request"], as_json=as_json)

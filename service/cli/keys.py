@@ -10,9 +10,8 @@ import click
 
 from keyvault.hsm import DEFAULT_RING, RingMaster
 from keyvault.states import KeyState
-from service.cli.exits import Ended, Exit
 from service.cli.loading import loading
-from service.cli.output import json_option, say
+from service.cli.output import json_option, say, say_awaiting
 from service.errors import NothingToInstall
 from service.settings import Settings
 from service.sync.admin import ask
@@ -169,7 +168,7 @@ def destroy(master: str, reason: str, delay_days: float, dry_run: bool, yes: boo
     """Destroy VERSION at both sites after a delay. Officers approve it first; then give this command again.
 
     It is carried out only when no stored key refers to it, at either site; until then it stays due. Each use meanwhile is an
-    alert in the audit log. Ends with 4 while approvals are missing.
+    alert in the audit log. Ends with 75 while officers are awaited.
     """
     settings = _settings()
     found = _version(settings, master)
@@ -181,9 +180,7 @@ def destroy(master: str, reason: str, delay_days: float, dry_run: bool, yes: boo
         click.confirm(f"Destroy {master} in {delay_days:g} days? It wraps {found['keys']} keys.", abort=True, err=True)
     done = ask(settings, "key_destroy", master=master, reason=reason, delay_hours=delay_days * 24)
     if done["request"]:
-        said = [f"{master} waits for officers: request {done['request'][:16]}…", "see `glottis approvals`, then give this again"]
-        say(done, said, as_json=as_json)
-        raise Ended(Exit.REFUSED)
+        say_awaiting(done, [f"{master} stays until they approved and this is given again"], done["request"], as_json=as_json)
     say(done, [f"{master} is destroyed at {done['destroy_at']} unless cancelled"], as_json=as_json)
 
 
@@ -192,9 +189,14 @@ def destroy(master: str, reason: str, delay_days: float, dry_run: bool, yes: boo
 @_reason
 @json_option
 def cancel(master: str, reason: str, as_json: bool) -> None:
-    """Stop the destruction of VERSION that is pending."""
+    """Stop the destruction of VERSION, pending or only asked for.
+
+    The officers' request for it ends too, whoever signed it: another destruction needs new signatures. Ends with 4 where there is
+    nothing to cancel.
+    """
     done = ask(_settings(), "key_cancel", master=master, reason=reason)
-    say(done, [f"{master} stays" if done["changed"] else f"no destruction of {master} is pending"], as_json=as_json)
+    lines = [f"{master} stays", *(f"request {request[:16]} is withdrawn" for request in done["withdrawn"])]
+    say(done, lines, as_json=as_json)
 
 
 # --- what they share

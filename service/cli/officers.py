@@ -11,7 +11,7 @@ import click
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_der_public_key, load_pem_public_key
 
 from keyvault.sync.roster import Roster
-from service.cli.output import json_option, say
+from service.cli.output import json_option, say, say_awaiting
 from service.errors import OfficerKeyRefused
 from service.officers import fingerprint, new_key, read_roster
 from service.settings import Settings
@@ -69,7 +69,7 @@ def change(
     """File the request for a roster with other officers, keys or quorum. The officers of today's roster approve it.
 
     `--add` for an officer of the roster replaces all his keys by those that are given. When enough have approved, carry it out
-    with `glottis approvals carry-out ID`.
+    with `glottis approvals carry-out ID`. Ends with 75 while officers are awaited.
     """
     if not added and not removed and threshold is None:
         raise click.UsageError("Say what changes: --add, --remove or --threshold.")
@@ -83,9 +83,10 @@ def change(
         return
     texts = {name: [base64.b64encode(key).decode() for key in given] for name, given in keys.items()}
     filed = ask(Settings.load(os.environ), "approval_roster", add=texts, remove=list(removed), threshold=threshold)
-    say(
-        filed, [*shown, f"request {filed['id'][:16]} waits for officers: glottis approvals show {filed['id'][:8]}"], as_json=as_json
-    )
+    if not filed["needed"]:
+        say(filed, [*shown, f"no officer is needed: glottis approvals carry-out {filed['id'][:16]}"], as_json=as_json)
+        return
+    say_awaiting(filed, shown, filed["id"], filed["needed"], as_json=as_json)
 
 
 def _roster(path: Path | None) -> Roster:

@@ -13,7 +13,7 @@ import click
 from keyvault.approval_kinds import Kind, Request
 from policies.errors import PolicySetInvalid
 from policies.sets.policy_set import PolicySet, changes
-from service.cli.output import json_option, say
+from service.cli.output import json_option, say, say_awaiting
 from service.errors import PolicySetRefused
 from service.policy_sets import REQUEST_HOURS, proposed_of
 from service.settings import Settings
@@ -35,7 +35,8 @@ def propose(folder: Path, hours: int, dry_run: bool, as_json: bool) -> None:
 
     FOLDER holds roles.cedar (the permissions; it replaces the one that ships), further *.cedar, cases/*.json that say what each
     must decide, and where wanted officers.json. The prohibitions and the schema that ship are always loaded; copies of them may
-    lie there unchanged. Officers sign the set's version and SHA-256; then: glottis policy activate ID.
+    lie there unchanged. Officers sign the set's version and SHA-256; then: glottis policy activate ID. Ends with 75 until then,
+    and with 0 where this set is in force already.
     """
     _propose(_read(folder), hours, dry_run=dry_run, as_json=as_json)
 
@@ -45,7 +46,10 @@ def propose(folder: Path, hours: int, dry_run: bool, as_json: bool) -> None:
 @_dry_run
 @json_option
 def reset(hours: int, dry_run: bool, as_json: bool) -> None:
-    """Ask officers to go back to the set that ships. It is an activation like any other."""
+    """Ask officers to go back to the set that ships.
+
+    It is an activation like any other, and ends with 75 until officers approved it; where that set is in force already, with 0.
+    """
     _propose(PolicySet(), hours, dry_run=dry_run, as_json=as_json)
 
 
@@ -126,11 +130,11 @@ def _propose(policies: PolicySet, hours: int, *, dry_run: bool, as_json: bool) -
         say(facts, [f"{len(engine.policies)} policies hold, set {policies.digest.hex()}"], as_json=as_json)
         return
     filed = ask(settings, "policy_propose", policies=data, hours=hours)
-    lines = [
-        f"version {filed['version']}, set {filed['set']}",
-        f"request {filed['request'][:16]} waits for {filed['needed']} officers: glottis approvals show {filed['request'][:16]}",
-    ]
-    say(filed, lines, as_json=as_json)
+    if filed["request"] is None:
+        say(filed, [f"{'the set that ships' if filed['shipped'] else 'this set'} is in force already"], as_json=as_json)
+        return
+    lines = [f"version {filed['version']}, set {filed['set']}"]
+    say_awaiting(filed, lines, filed["request"], filed["needed"], as_json=as_json)
 
 
 def _read(folder: Path) -> PolicySet:

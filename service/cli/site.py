@@ -15,6 +15,7 @@ from keyvault.sync.roster import Roster
 from service import sites
 from service.cli.exits import Ended, Exit
 from service.cli.main import say_json
+from service.cli.output import say_awaiting
 from service.errors import IntroductionRefused, SiteBusy
 from service.holding import held
 from service.isolation import establish
@@ -144,7 +145,7 @@ def break_glass(hours: float, reason: str, as_json: bool) -> None:
     It holds as soon as enough officers approved (`glottis approvals`), and ends with the request's time.
     """
     found = ask(Settings.load(os.environ), "break_glass", hours=hours, reason=reason)
-    _say(found, [f"request {found['request'][:16]} is filed; if approved it holds until {found['ends_at']}"], as_json=as_json)
+    say_awaiting(found, [f"once approved it holds until {found['ends_at']}"], found["request"], as_json=as_json)
 
 
 @site.command()
@@ -176,8 +177,7 @@ def end(reason: str, as_json: bool) -> None:
 
 
 def _asked(found: Mapping[str, Any], *, as_json: bool) -> None:
-    said = f"request {found['id'][:16]}… waits for officers: glottis approvals show {found['id'][:16]}"
-    _say(found, [said], as_json=as_json)
+    say_awaiting(found, [], found["id"], found["needed"], as_json=as_json)
 
 
 @site.command()

@@ -15,7 +15,7 @@ from service import step
 from service.cli.exits import Ended, Exit
 from service.cli.hours import hours_asked, hours_options, hours_said
 from service.cli.main import say_json
-from service.cli.output import json_option, say
+from service.cli.output import json_option, say, say_awaiting
 from service.holding import require_running
 from service.isolation import establish
 from service.officers import read_roster
@@ -175,7 +175,8 @@ def rekey(voices_: tuple[UUID, ...], dry_run: bool, yes: bool, as_json: bool) ->
     """Give voices new keys: each is opened and sealed again inside one locked buffer, and its old key is destroyed.
 
     With two sites officers approve exactly these voices: the first call files their request (`glottis approvals`), the same
-    call after that does it. In a development installation of one site whoever runs this command is enough.
+    call after that does it; it ends with 75 until then. In a development installation of one site whoever runs this command
+    is enough.
 
     Tokens for the old key are refused with voice_key_changed. With two sites a voice waits for the other one's receipt before
     it speaks again.
@@ -190,10 +191,9 @@ def rekey(voices_: tuple[UUID, ...], dry_run: bool, yes: bool, as_json: bool) ->
     if not yes:
         click.confirm(f"Give {len(voices_)} voices new keys? Their old keys are destroyed.", abort=True, err=True)
     done = _ask(settings, "rekey", voices=[str(voice) for voice in voices_])
-    lines = [_rekeyed(one) for one in done["voices"]]
     if done["request"]:
-        lines = [f"waits for officers: request {done['request'][:16]}…", "see `glottis approvals`, then give this again"]
-    say(done, lines, as_json=as_json)
+        say_awaiting(done, ["the keys stay until they approved and this is given again"], done["request"], as_json=as_json)
+    say(done, [_rekeyed(one) for one in done["voices"]], as_json=as_json)
     if any(one["code"] for one in done["voices"]):
         raise Ended(Exit.PARTIAL)
 

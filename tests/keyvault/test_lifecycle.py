@@ -18,6 +18,7 @@ from keyvault.errors import (
     HsmUnavailable,
     KeyNotFound,
     KeyStateForbids,
+    NothingPending,
     ReasonMissing,
     RecordTampered,
     RowChanged,
@@ -25,7 +26,7 @@ from keyvault.errors import (
 from keyvault.events import KeyEvent
 from keyvault.hsm import RingMaster
 from keyvault.keys import VoiceKeys
-from keyvault.lifecycle import Approved, Ended, Lifecycle, PendingUse
+from keyvault.lifecycle import Approved, Cancelled, Ended, Lifecycle, PendingUse
 from keyvault.records import RecordMac
 from keyvault.states import FOLLOWS, KeyState
 from keyvault.store import KeyStore
@@ -83,6 +84,11 @@ class Desk:
     def request(self, kind: str, subject: bytes, description: Mapping[str, str | int], expires_at: datetime) -> str:
         self.asked.append((kind, subject, description, expires_at))
         return subject.hex()
+
+    def withdraw(self, kind: str, subject: bytes, reason: str) -> tuple[str, ...]:
+        asked = [one for one in self.asked if one[:2] == (kind, subject)]
+        self.asked = [one for one in self.asked if one not in asked]
+        return (subject.hex(),) if self.signed.pop((kind, subject), None) or asked else ()
 
     def sign(self, label: str, expires_at: datetime = START + timedelta(days=21)) -> Operation:
         subject = destruction_subject("cluster-1", [label])
@@ -255,12 +261,22 @@ class TestDestruction:
     def test_a_pending_one_can_be_cancelled_and_scheduled_anew(self, house):
         house.desk.sign("ring/main/1")
         house.lifecycle.destroy(V1, "retired")
-        assert house.lifecycle.cancel(V1, "still needed")
+        assert house.lifecycle.cancel(V1, "still needed").scheduled
         assert house.version(V1).destroy_at is None
         assert house.lifecycle.destroy_due(START + 2 * WEEK) == []
-        assert not house.lifecycle.cancel(V1, "still needed")
+        with pytest.raises(NothingPending):
+            house.lifecycle.cancel(V1, "still needed")
+        assert house.lifecycle.destroy(V1, "now really").due_at is None, "what officers signed for was cancelled"
+        house.desk.sign("ring/main/1")
         assert house.lifecycle.destroy(V1, "now really").due_at == START + WEEK
         assert [facts["reason"] for facts in house.recorder.of("key.destruction_cancelled")] == ["still needed"]
+
+    def test_one_that_officers_are_only_asked_for_is_withdrawn(self, house):
+        request = house.lifecycle.destroy(V1, "retired").request
+        assert house.lifecycle.cancel(V1, "still needed") == Cancelled(scheduled=False, requests=(request,))
+        assert house.desk.asked == []
+        with pytest.raises(NothingPending):
+            house.lifecycle.cancel(V1, "still needed")
 
     @pytest.mark.parametrize("state", [KeyState.ACTIVE, KeyState.SUSPENDED, KeyState.DESTROYED])
     def test_one_that_is_in_use_or_gone_is_refused(self, house, state):

@@ -115,6 +115,18 @@ def test_a_cancelled_request_s_signatures_are_used_for_nothing(world: World) -> 
         world.sign(request, "di")
 
 
+def test_whoever_asked_withdraws_every_open_request_for_exactly_that(world: World) -> None:
+    first, other = world.filed(), by_officer(DESTROY, SUBJECT, FACTS)
+    world.inbox.file(other)
+    world.sign(first, "bo", "cy")
+    assert world.inbox.withdraw("keys.rotate", SUBJECT, "changed my mind") == ()
+    assert approved(world)
+    withdrawn = world.inbox.withdraw(DESTROY, SUBJECT, "changed my mind")
+    assert set(withdrawn) == {one.operation.digest.hex() for one in (first, other)}
+    assert not approved(world)
+    assert world.inbox.withdraw(DESTROY, SUBJECT, "again") == ()
+
+
 def test_what_was_carried_out_is_asked_for_no_more(world: World) -> None:
     request = world.filed()
     world.sign(request, "bo", "cy")

@@ -160,14 +160,16 @@ def test_a_destruction_can_be_cancelled_and_then_is_carried_out(house):
     house.run("destroy", "main/2", "--reason", "it serves", "--yes", code=Exit.REFUSED)
     assert house.facts("destroy", "main/1", "--reason", "retired", "--dry-run")["changed"] is False
     assert house.version(1)["destroy_at"] is None
-    asked = house.facts("destroy", "main/1", "--reason", "retired", "--yes", code=Exit.REFUSED)
-    assert house.facts("destroy", "main/1", "--reason", "retired", "--yes", code=Exit.REFUSED)["request"] == asked["request"]
+    asked = house.facts("destroy", "main/1", "--reason", "retired", "--yes", code=Exit.TEMPORARY)
+    assert house.facts("destroy", "main/1", "--reason", "retired", "--yes", code=Exit.TEMPORARY)["request"] == asked["request"]
     house.approve(asked["request"])
     pending = house.facts("destroy", "main/1", "--reason", "retired", "--yes")
     assert datetime.fromisoformat(pending["destroy_at"]) - datetime.now(UTC) > timedelta(days=6)
     assert "unless cancelled" in house.run("show", "main/1").stdout
-    assert house.facts("cancel", "main/1", "--reason", "not yet")["changed"] is True
-    assert house.facts("cancel", "main/1", "--reason", "not yet")["changed"] is False
+    assert house.facts("cancel", "main/1", "--reason", "not yet")["withdrawn"] == [asked["request"]]
+    assert "nothing_pending" in house.run("cancel", "main/1", "--reason", "not yet", code=Exit.REFUSED).stderr
+    asked = house.facts("destroy", "main/1", "--reason", "retired", "--delay-days", 0, "--yes", code=Exit.TEMPORARY)
+    house.approve(asked["request"])
     house.run("destroy", "main/1", "--reason", "retired", "--delay-days", 0, "--yes")
     assert eventually(lambda: house.version(1)["state"] == "destroyed", 60.0)
     assert house.version(1)["held_here"] is False

@@ -14,7 +14,7 @@ ONLY_AT_START = {
     *("audit_log_empty", "audit_range_refused", "ceremony_message_invalid"),
     *("statement_malformed", "sync_signature_invalid", "certificate_invalid", "same_key_unproved", "sync_refused", "sync_conflict"),
     *("peer_unheard", "peer_unavailable", "peer_refused", "site_behind", "sites_diverged", "token_not_in_roster"),
-    *("schedule_unknown", "schedule_invalid", "reason_missing", "delay_too_short", "approval_request_unknown"),
+    *("schedule_unknown", "schedule_invalid", "reason_missing", "delay_too_short", "nothing_pending", "approval_request_unknown"),
     *("erasure_certificate_invalid", "voice_not_erased", "signer_rotating", "signer_in_use", "overlap_too_short"),
     *("rotation_pin_needed", "rotation_token_holds"),
     *("browser_roles_refused", "browser_has_no_certificate"),
