@@ -31,6 +31,7 @@ from service.officers import OfficerKey, person_of
 from service.settings import Secret, Settings
 from service.site import ROTATION, Site, announce
 
+_CEREMONIES = "ceremonies"
 OAEP = "SHA_1"  # what SoftHSM 2.6.1 has; a hardware module's site may plan with SHA256
 
 
@@ -67,7 +68,7 @@ class Desk:
         self._isolation: Isolation = establish(settings.state_dir, settings.site)
         self._split = Site.load(settings.site_file).split
         self._tokens = ("serving", ROTATION) if self._split else ("serving",)
-        self._folder = settings.officer_dir / "ceremonies"
+        self._folder = settings.officer_dir / _CEREMONIES
 
     def begin(self, ring: str, receiver: str, version: int | None = None, oaep: str = OAEP) -> Transcript:
         """Plan the next version of `ring`, to be made here and received at the other site by the officer `receiver`."""
@@ -162,7 +163,7 @@ class Desk:
 
     def open_ones(self) -> list[Transcript]:
         """Ceremonies begun here that are not whole."""
-        return [story for story in self._all() if not story.complete]
+        return open_ones(self._settings)
 
     def check_answer(self, offered: Transcript, answer: Transcript) -> None:
         """See `Offer.check`."""
@@ -208,7 +209,7 @@ class Desk:
             for name in self._tokens
             for number in self._token("versions", name, ring=ring, user_pin=self._user_pin(name))["versions"]
         }
-        begun = {story.plan.version for story in self._all() if story.plan.ring == ring}
+        begun = {story.plan.version for story in _begun(self._settings) if story.plan.ring == ring}
         serving = {master.version for master in Site.load(self._settings.site_file).masters if master.ring == ring}
         return held | begun | serving
 
@@ -244,11 +245,17 @@ class Desk:
         place = self._place(master)
         return Transcript.read(place.read_bytes()) if place.exists() else None
 
-    def _all(self) -> list[Transcript]:
-        return [Transcript.read(path.read_bytes()) for path in sorted(self._folder.glob("*.ceremony"))]
-
     def _place(self, master: RingMaster) -> Path:
         return self._folder / f"{master.ring}-{master.version}.ceremony"
+
+
+def open_ones(settings: Settings) -> list[Transcript]:
+    """Ceremonies begun at this site that are not whole: what a desk kept, which needs no key to read."""
+    return [story for story in _begun(settings) if not story.complete]
+
+
+def _begun(settings: Settings) -> list[Transcript]:
+    return [Transcript.read(path.read_bytes()) for path in sorted((settings.officer_dir / _CEREMONIES).glob("*.ceremony"))]
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,13 @@ class EdgeSelfTestFailed(ServiceError):
     fix = "Install the libraries at the versions of requirements/run.txt (`make setup`); the edge serves nobody until this holds."
 
 
+class NobodyAnswers(ServiceError):
+    """A question was asked where nobody can answer."""
+
+    code = "nobody_answers"
+    fix = "Run this at a terminal."
+
+
 class PartMissing(ServiceError):
     """A program or library that Glottis needs is not installed."""
 

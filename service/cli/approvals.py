@@ -17,6 +17,9 @@ from keyvault.approval_kinds import MEANINGS, Kind, Request
 from keyvault.approvals import signed_by
 from keyvault.sync.errors import ApprovalExpired, RequesterApproved, StatementMalformed
 from keyvault.sync.roster import Roster
+from service.cli.asking import confirmed
+from service.cli.loading import Listing
+from service.cli.officer_keys import key_option, officer_key
 from service.cli.output import json_option, say
 from service.errors import RequestUnreadable
 from service.officers import OfficerKey, grouped, person_of, read_roster
@@ -24,17 +27,19 @@ from service.settings import Settings
 from service.sync.admin import ask
 
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
-_key = click.option("--key", type=_FILE, required=True, help="Your officer's key file.")
 _yes = click.option("--yes", is_flag=True, help="It was read and compared: do not ask.")
 
 
-@click.group()
-def approvals() -> None:
-    """See what needs officers' approval, and approve it with your own key.
+@click.group(cls=Listing, invoke_without_command=True)
+@click.pass_context
+def approvals(context: click.Context) -> None:
+    """See what needs officers' approval, and approve it with your own key. Without a command: what waits now.
 
     An approval is an officer's signature over one exact request. Whoever asked does not count, a person counts once, and a
     request is over when it says. On a host without your key: `export`, carry the file, `sign` at your console, `add`.
     """
+    if context.invoked_subcommand is None:
+        context.invoke(list_, everything=False, as_json=False)
 
 
 @approvals.command("list")
@@ -64,18 +69,19 @@ def show(name: str, as_json: bool) -> None:
 
 @approvals.command()
 @click.argument("name", metavar="ID")
-@_key
+@key_option
 @_yes
 @json_option
-def approve(name: str, key: Path, yes: bool, as_json: bool) -> None:
+def approve(name: str, key: Path | None, yes: bool, as_json: bool) -> None:
     """Read request ID and approve it with your key. Needs both the running site and the key file on one host."""
+    signer = officer_key(key)
     found = _ask("approval", name=name)
     request = _decoded(found["request"])
     for line in _lines(request, found):
         click.echo(line, err=True)
-    signed = _signed(request, Roster.decode(base64.b64decode(found["roster"])), key, yes=yes)
+    signed = _signed(request, Roster.decode(base64.b64decode(found["roster"])), signer, yes=yes)
     added = _ask("approval_add", request=_encoded(signed))
-    say(added, [f"approved; {len(added['approved_by'])} of {added['needed']} officers have"], as_json=as_json)
+    say(added, [_counted(added)], as_json=as_json)
 
 
 @approvals.command()
@@ -92,17 +98,18 @@ def export(name: str, out: Path | None) -> None:
 
 @approvals.command()
 @click.argument("file", type=_FILE)
-@_key
+@key_option
 @click.option("--roster", type=_FILE, help="The cluster's roster.  [default: `roster` in the state folder]")
 @click.option("--out", type=click.Path(path_type=Path), help="Where the signed request goes.  [default: FILE with .signed]")
 @_yes
-def sign(file: Path, key: Path, roster: Path | None, out: Path | None, yes: bool) -> None:
+def sign(file: Path, key: Path | None, roster: Path | None, out: Path | None, yes: bool) -> None:
     """Read the request in FILE and approve it with your key: works offline. Carry the result back, for `add`."""
+    signer = officer_key(key)
     request = _read(file)
     known = read_roster(roster or Settings.load(os.environ).roster_file)
     for line in _lines(request, {}):
         click.echo(line, err=True)
-    signed = _signed(request, known, key, yes=yes)
+    signed = _signed(request, known, signer, yes=yes)
     place = out or file.with_name(f"{file.name}.signed")
     place.write_bytes(signed.encode())
     click.echo(f"signed: {place}")
@@ -116,7 +123,7 @@ def add(file: Path, as_json: bool) -> None:
     request = _read(file)
     known = any(one["id"] == request.operation.digest.hex() for one in _ask("approvals")["requests"])
     added = _ask("approval_add" if known else "approval_file", request=_encoded(request))
-    say(added, [f"{len(added['approved_by'])} of {added['needed']} officers have approved"], as_json=as_json)
+    say(added, [_counted(added)], as_json=as_json)
 
 
 @approvals.command()
@@ -131,7 +138,7 @@ def cancel(name: str, dry_run: bool, yes: bool, as_json: bool) -> None:
         say(found, [f"request {found['id'][:16]} would be cancelled"], as_json=as_json)
         return
     if not yes:
-        click.confirm(f"Cancel request {found['id'][:16]} ({found['kind']})?", abort=True, err=True)
+        confirmed(f"Cancel request {found['id'][:16]} ({found['kind']})?")
     done = _ask("approval_cancel", name=found["id"])
     say(done, [f"request {done['id'][:16]} is cancelled"], as_json=as_json)
 
@@ -155,7 +162,7 @@ def carry_out(name: str, dry_run: bool, yes: bool, as_json: bool) -> None:
         say(found, ["nothing was done"], as_json=as_json)
         return
     if not yes:
-        click.confirm("Carry this out?", abort=True, err=True)
+        confirmed("Carry this out?")
     done = _ask("approval_carry", name=found["id"])
     say(done, [f"request {done['id'][:16]} is carried out: epoch {done['epoch']}"], as_json=as_json)
 
@@ -169,13 +176,19 @@ def kinds(as_json: bool) -> None:
     say({"kinds": facts}, lines, as_json=as_json)
 
 
+def _counted(standing: Mapping[str, Any]) -> str:
+    """How many signatures there are now, and what comes next."""
+    given, needed = len(standing["approved_by"]), standing["needed"]
+    then = "" if given < needed else ": enough; `glottis approvals show` says what it does, and the command that filed it does it"
+    return f"signatures of {given} of {needed} officers are there{then}"
+
+
 def _ask(call: str, **request: Any) -> dict[str, Any]:
     return ask(Settings.load(os.environ), call, **request)
 
 
-def _signed(request: Request, roster: Roster, key: Path, *, yes: bool) -> Request:
+def _signed(request: Request, roster: Roster, signer: OfficerKey, *, yes: bool) -> Request:
     """The request with this officer's approval. Raises what would be refused anyway, before anything is signed."""
-    signer = OfficerKey.load(key, lambda: str(click.prompt("passphrase of the key file", hide_input=True, err=True)))
     person = person_of(signer, roster)
     if datetime.now(UTC) >= request.operation.expires_at:
         raise ApprovalExpired
@@ -183,7 +196,7 @@ def _signed(request: Request, roster: Roster, key: Path, *, yes: bool) -> Reques
         raise RequesterApproved
     request.meaning()
     if not yes:
-        click.confirm(f"Approve this as {person}?", abort=True, err=True)
+        confirmed(f"Approve this as {person}?")
     others = tuple(one for one in request.approvals if (one.person, one.role) != (person, "approve"))
     return replace(request, approvals=(*others, signed_by(request.operation, person, "approve", signer)))
 

@@ -12,6 +12,7 @@ import policies.audit.verify
 from policies.audit.export import Range
 from service.audit_bundles import check_records, export_bundle
 from service.cli.exits import Ended, Exit
+from service.cli.loading import Listing
 from service.cli.main import say_json
 from service.cli.output import say, say_awaiting
 from service.errors import RecordsTampered
@@ -22,7 +23,7 @@ from service.sync.admin import ask
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
-@click.group()
+@click.group(cls=Listing)
 def audit() -> None:
     """Check the audit log, and export it for somebody who checks it without trusting us."""
 

@@ -8,6 +8,7 @@ from typing import BinaryIO
 import click
 
 from service import authorities
+from service.cli.asking import confirmed
 from service.cli.output import json_option, say
 from service.settings import Settings
 
@@ -44,7 +45,7 @@ def distrust(name: str, yes: bool, dry_run: bool, as_json: bool) -> None:
         say(found, [f"{name} would no longer be trusted" if known else f"there is no authority {name}"], as_json=as_json)
         return
     if not yes:
-        click.confirm(f"Trust {name} no longer?", abort=True, err=True)
+        confirmed(f"Trust {name} no longer?")
     found = authorities.distrust(settings, name)
     say(found, [f"{name} is no longer trusted"], as_json=as_json)
 

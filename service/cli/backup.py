@@ -10,6 +10,8 @@ import click
 
 from service import backups, restoring
 from service.bringup import embedded_postgres
+from service.cli.asking import confirmed
+from service.cli.loading import Listing
 from service.cli.output import json_option, say
 from service.isolation import establish
 from service.settings import Settings
@@ -34,7 +36,7 @@ def backup(folder: Path | None, as_json: bool) -> None:
     say(facts, [f"{made.folder}: site {made.site} at epoch {made.epoch}, manifest {made.digest.hex()[:16]}…"], as_json=as_json)
 
 
-@click.group()
+@click.group(cls=Listing)
 def restore() -> None:
     """Put a site back from a backup. Glottis must not be running here.
 
@@ -72,7 +74,7 @@ def apply(folder: Path, only: str | None, roster: Path | None, dry_run: bool, ye
         say(facts | {"changed": False}, [said], as_json=as_json)
         return
     if not yes:
-        click.confirm(f"Replace the {' and the '.join(parts)} of {settings.state_dir}?", abort=True, err=True)
+        confirmed(f"Replace the {' and the '.join(parts)} of {settings.state_dir}?")
     done = restoring.apply(settings, found, database="database" in parts, tokens="tokens" in parts)
     lines = [f"{' and '.join(parts)} restored", *(f"what was there is in {path}" for path in done.kept)]
     say(facts | {"changed": True, "kept": list(done.kept)}, [*lines, "now start it: glottis up"], as_json=as_json)

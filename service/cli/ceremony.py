@@ -17,13 +17,16 @@ from keyvault.errors import CeremonyMessageInvalid, CeremonyRefused
 from keyvault.hsm import RingMaster
 from keyvault.sync.roster import Roster
 from keyvault.sync.signatures import verify_p256
-from service.ceremonies import OAEP, Desk, Offer, TokenPins, rehearse
+from service.ceremonies import OAEP, Desk, Offer, TokenPins, open_ones, rehearse
+from service.cli.asking import confirmed
 from service.cli.ceremony_output import file_name, say_story, story_facts, story_lines, tell
+from service.cli.loading import Listing
 from service.cli.main import say_json
+from service.cli.officer_keys import key_option, officer_key
 from service.cli.pins import pin, rotation_option, rotation_pin
 from service.errors import NotRunning
 from service.isolation import establish
-from service.officers import OfficerKey, read_roster
+from service.officers import read_roster
 from service.settings import Settings
 from service.site import announce as announced
 from service.sites import development_officers
@@ -38,7 +41,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print facts as JSO
 _OUT = click.option("--out", type=click.Path(path_type=Path), help="Where the message goes.  [default: a name by version and step]")
 _COMPARED = click.option("--yes", is_flag=True, help="The fingerprints were compared: do not ask.")
 _DESK = (
-    click.option("--key", type=_FILE, required=True, help="Your officer's key file."),
+    key_option,
     click.option("--pin-file", help="The token user's PIN: a file, or - for a line of standard input.  [default: the site's]"),
     rotation_option,
 )
@@ -53,7 +56,7 @@ def _at_desk(*more: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def decorated(command: Callable[..., None]) -> Any:
         @wraps(command)
         def run(
-            key: Path,
+            key: Path | None,
             roster: Path | None,
             pin_file: str | None,
             rotation_pin_file: str | None,
@@ -69,7 +72,7 @@ def _at_desk(*more: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return decorated
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Listing, invoke_without_command=True)
 @click.option("--verify", "verified", type=_FILE, help="The same as the command `verify`, with the roster of the state folder.")
 @click.pass_context
 def ceremony(context: click.Context, verified: Path | None) -> None:
@@ -161,10 +164,10 @@ def keep(desk: Desk, transcript: Path, as_json: bool) -> None:
 
 
 @ceremony.command("list")
-@_at_desk()
-def list_(desk: Desk, as_json: bool) -> None:
+@_JSON
+def list_(as_json: bool) -> None:
     """Show the ceremonies that were begun at this site and are not whole."""
-    found = desk.open_ones()
+    found = open_ones(Settings.load(os.environ))
     if as_json:
         say_json({"open": [story_facts(story) for story in found]})
         return
@@ -186,14 +189,14 @@ def abandon(desk: Desk, ring: str, version: int, dry_run: bool, yes: bool, as_js
     The site must run: it says that the two sites never agreed on this version.
     """
     settings, master = Settings.load(os.environ), RingMaster(ring, version)
-    named = [story for story in desk.open_ones() if story.plan.master == master]
+    named = [story for story in open_ones(settings) if story.plan.master == master]
     if not named:
         raise CeremonyRefused(f"no open ceremony of {master.label} was begun here")
     if dry_run:
         say_story(named[0], f"what this token holds of {master.label} would be destroyed", as_json=as_json)
         return
     if not yes:
-        click.confirm(f"Destroy what this token holds of {master.label}?", abort=True, err=True)
+        confirmed(f"Destroy what this token holds of {master.label}?")
     gone = desk.abandon(master, lambda wanted: _agreed(settings, wanted))
     say_story(named[0], f"{gone} objects of {master.label} are destroyed; the number stays used", as_json=as_json)
 
@@ -262,17 +265,13 @@ def _awaited(place: Path, offered: Offer) -> Transcript:
         time.sleep(_LOOK_S)
 
 
-def _open_desk(key: Path, roster: Path | None, pin_file: str | None, so_pin_file: str | None, rotation: str | None) -> Desk:
+def _open_desk(key: Path | None, roster: Path | None, pin_file: str | None, so_pin_file: str | None, rotation: str | None) -> Desk:
     settings = Settings.load(os.environ)
     # Piped PINs come first: the officer's, the user's, the rotation token's; what is typed is asked for when a step needs it.
-    officer = pin(so_pin_file, "the security officer's PIN", None)
-    user = pin(pin_file, "the token user's PIN", settings.serving_pin)
+    officer = pin(so_pin_file, "the security officer's PIN", None, "--so-pin-file")
+    user = pin(pin_file, "the token user's PIN", settings.serving_pin, "--pin-file")
     pins = TokenPins(officer, user, rotation_pin(settings, rotation))
-    return Desk(settings, _roster(roster), OfficerKey.load(key, _passphrase), pins)
-
-
-def _passphrase() -> str:
-    return str(click.prompt("passphrase of the key file", hide_input=True, err=True))
+    return Desk(settings, _roster(roster), officer_key(key), pins)
 
 
 def _roster(path: Path | None) -> Roster:
@@ -304,4 +303,7 @@ def _compare(desk: Desk, story: Transcript, *, yes: bool) -> None:
     for line in story_lines(story):
         click.echo(line, err=True)
     if not yes:
-        click.confirm(f"Does the other officer's console show this fingerprint of the {story.newest.step}?", abort=True, err=True)
+        confirmed(
+            f"Does the other officer's console show this fingerprint of the {story.newest.step}?",
+            instead="give --yes once the fingerprints were compared",
+        )

@@ -17,7 +17,9 @@ from policies.one_time import MAX_LIFETIME_S
 from policies.quotas import EVERYONE
 from service import clients as registered
 from service.cli import authorities
+from service.cli.asking import confirmed
 from service.cli.hours import hours_asked, hours_options, hours_said
+from service.cli.loading import Listing
 from service.cli.main import say_json
 from service.cli.output import say_awaiting
 from service.errors import ClientAwaitsOfficers, ClientMissing
@@ -26,7 +28,7 @@ from service.settings import Settings
 DEFAULT_TENANT = "default"
 
 
-@click.group()
+@click.group(cls=Listing)
 def clients() -> None:
     """Register clients: who may call, and what for. Glottis must be running."""
 
@@ -161,7 +163,7 @@ def revoke(name: str, dry_run: bool, yes: bool, as_json: bool) -> None:
         _say(found, f"{name} would be revoked" if found["would_change"] else f"{name} was revoked before", as_json=as_json)
         return
     if not yes:
-        click.confirm(f"Revoke {name}? This cannot be undone.", abort=True, err=True)
+        confirmed(f"Revoke {name}? This cannot be undone.")
     done = registered.revoke(settings, name)
     _say(done, f"{name} is revoked" if done["changed"] else f"{name} was revoked before", as_json=as_json)
 

@@ -10,6 +10,7 @@ import click
 
 from keyvault.hsm import DEFAULT_RING, RingMaster
 from keyvault.states import KeyState
+from service.cli.asking import confirmed
 from service.cli.loading import loading
 from service.cli.output import json_option, say, say_awaiting
 from service.errors import NothingToInstall
@@ -78,6 +79,8 @@ def show(master: str, as_json: bool) -> None:
     lines += [f"  because: {found['reason']}"] if found["reason"] else []
     lines += [f"  wraps {found['keys']} keys at this site; {'in' if found['held_here'] else 'NOT IN'} this site's token"]
     lines += [f"  destroyed at {found['destroy_at']} unless cancelled: glottis keys cancel {master}"] if found["destroy_at"] else []
+    if found["peer_destroy_at"]:
+        lines += [f"  destroyed at {found['peer_destroy_at']} by the other site's schedule; cancel it there"]
     lines += [f"  ALERT: {found['alert']}"] if found["alert"] else []
     say(found, lines, as_json=as_json)
 
@@ -107,7 +110,7 @@ def rotate(ctx: click.Context, ring: str, move: bool, dry_run: bool, yes: bool, 
         say({"changed": False, "would_serve": label}, [f"{label} would serve; the version before would only open"], as_json=as_json)
         return
     if not yes:
-        click.confirm(f"Let {label} serve?", abort=True, err=True)
+        confirmed(f"Let {label} serve?")
     done = ask(settings, "install", masters=[label])
     say({"changed": True, "serves": label, **done}, [f"{label} serves since epoch {done['epoch']}"], as_json=as_json and not move)
     if move:
@@ -140,7 +143,7 @@ def _change(act: str, said: str, help_: str) -> None:
             say({**found, "changed": False}, [line], as_json=as_json)
             return
         if not yes:
-            click.confirm(f"{master} wraps {found['keys']} keys and is {found['state']}. Go on: {act}?", abort=True, err=True)
+            confirmed(f"{master} wraps {found['keys']} keys and is {found['state']}. Go on: {act}?")
         done = ask(settings, "key_change", act=act, master=master, reason=reason)
         say({**done, "changed": done["state"] != found["state"]}, [f"{master} is {done['state']}"], as_json=as_json)
 
@@ -177,7 +180,7 @@ def destroy(master: str, reason: str, delay_days: float, dry_run: bool, yes: boo
         say({**found, "changed": False}, [line], as_json=as_json)
         return
     if not yes:
-        click.confirm(f"Destroy {master} in {delay_days:g} days? It wraps {found['keys']} keys.", abort=True, err=True)
+        confirmed(f"Destroy {master} in {delay_days:g} days? It wraps {found['keys']} keys.")
     done = ask(settings, "key_destroy", master=master, reason=reason, delay_hours=delay_days * 24)
     if done["request"]:
         say_awaiting(done, [f"{master} stays until they approved and this is given again"], done["request"], as_json=as_json)
@@ -216,6 +219,7 @@ def _table(versions: Sequence[Mapping[str, Any]]) -> list[str]:
     for version in versions:
         flags = [] if version["held_here"] or version["state"] == KeyState.DESTROYED.value else ["not in this token"]
         flags += [f"destroyed at {version['destroy_at']}"] if version["destroy_at"] else []
+        flags += [f"destroyed at {version['peer_destroy_at']} by the other site"] if version["peer_destroy_at"] else []
         flags += ["ALERT: still in use"] if version["alert"] else []
         rows.append((version["name"], version["state"], f"{version['keys']} keys", "; ".join(flags)))
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]

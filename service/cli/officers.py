@@ -11,6 +11,8 @@ import click
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_der_public_key, load_pem_public_key
 
 from keyvault.sync.roster import Roster
+from service.cli.asking import typed
+from service.cli.loading import Listing
 from service.cli.output import json_option, say, say_awaiting
 from service.errors import OfficerKeyRefused
 from service.officers import fingerprint, new_key, read_roster
@@ -20,7 +22,7 @@ from service.sync.admin import ask
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
-@click.group()
+@click.group(cls=Listing)
 def officers() -> None:
     """Make an officer's key, and see or change whom the roster names. Officers are people: each has keys of his own."""
 
@@ -36,7 +38,7 @@ def new(name: str, key: Path, passphrase: bool, as_json: bool) -> None:
     Read the fingerprint to whoever changes the roster. The key file never leaves this console; a lost one is replaced by a
     roster with a new key.
     """
-    words = click.prompt("new passphrase", hide_input=True, confirmation_prompt=True, err=True) if passphrase else None
+    words = typed("new passphrase", instead="give --no-passphrase", twice=True) if passphrase else None
     made = new_key(key, words)
     pem = _pem(made.public)
     facts = {"officer": name, "key": str(key), "public_key": pem, "fingerprint": fingerprint(made.public)}

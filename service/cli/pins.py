@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from service.cli.asking import typed
 from service.settings import Secret, Settings
 from service.site import ROTATION
 
@@ -18,8 +19,11 @@ rotation_option = click.option(
 )
 
 
-def pin(source: str | None, what: str, default: Secret | None) -> Callable[[], str]:
-    """What gives the PIN when a step needs it. A piped one is read at once: lines come in the order of the options."""
+def pin(source: str | None, what: str, default: Secret | None, option: str) -> Callable[[], str]:
+    """What gives the PIN when a step needs it. A piped one is read at once: lines come in the order of the options.
+
+    `option` is the one that names a `source`.
+    """
     if source == "-":
         given = sys.stdin.readline().rstrip("\n")
         return lambda: given
@@ -27,9 +31,9 @@ def pin(source: str | None, what: str, default: Secret | None) -> Callable[[], s
         return Secret(Path(source)).read
     if default is not None and (default.command or (default.file and default.file.exists())):
         return default.read
-    return cache(lambda: str(click.prompt(what, hide_input=True, err=True)))
+    return cache(lambda: typed(what, instead=f"give {option}"))
 
 
 def rotation_pin(settings: Settings, source: str | None) -> Callable[[], str]:
     """The rotation token's; the development installation keeps it beside the token."""
-    return pin(source, "the rotation token's PIN", Secret(settings.pin_file(ROTATION)))
+    return pin(source, "the rotation token's PIN", Secret(settings.pin_file(ROTATION)), "--rotation-pin-file")

@@ -13,6 +13,7 @@ import click
 from keyvault.approval_kinds import Kind, Request
 from policies.errors import PolicySetInvalid
 from policies.sets.policy_set import PolicySet, changes
+from service.cli.asking import confirmed
 from service.cli.output import json_option, say, say_awaiting
 from service.errors import PolicySetRefused
 from service.policy_sets import REQUEST_HOURS, proposed_of
@@ -74,7 +75,7 @@ def activate(name: str, dry_run: bool, yes: bool, as_json: bool) -> None:
         say(found, ["nothing was done"], as_json=as_json)
         return
     if not yes:
-        click.confirm("Activate this set?", abort=True, err=True)
+        confirmed("Activate this set?")
     done = ask(settings, "policy_activate", name=found["id"])
     done.pop("policies")
     say(done, [_line(done)], as_json=as_json)

@@ -9,6 +9,8 @@ import click
 from keyvault.hsm import RingMaster
 from keyvault.sync.errors import KeyStillReferenced
 from service.ceremony_steps import token_process
+from service.cli.asking import confirmed
+from service.cli.loading import Listing
 from service.cli.output import json_option, say
 from service.cli.pins import rotation_option, rotation_pin
 from service.errors import NoRotationToken
@@ -18,7 +20,7 @@ from service.site import ROTATION, Site, forget
 from service.sync.admin import ask
 
 
-@click.group()
+@click.group(cls=Listing)
 def rotation() -> None:
     """The token that re-wraps, where masters are not TRUSTED: it holds every version once more, under a PIN of its own.
 
@@ -55,7 +57,7 @@ def destroy(version: str, rotation_pin_file: str | None, dry_run: bool, yes: boo
         say({"version": master.label, "changed": False}, [f"{master.label} would go from the rotation token"], as_json=as_json)
         return
     if not yes:
-        click.confirm(f"Destroy {master.label} in this site's rotation token?", abort=True, err=True)
+        confirmed(f"Destroy {master.label} in this site's rotation token?")
     isolation, pin = establish(settings.state_dir, settings.site), rotation_pin(settings, rotation_pin_file)
     about = {"ring": master.ring, "version": master.version, "token": ROTATION}
     with token_process(settings, isolation.owner(ROTATION), "remove") as token:

@@ -10,12 +10,13 @@ import click
 
 from keyvault.hsm import DEFAULT_RING
 from keyvault.schedules import Action
+from service.cli.loading import Listing
 from service.cli.output import json_option, say
 from service.settings import Settings
 from service.sync.admin import ask
 
 
-@click.group()
+@click.group(cls=Listing)
 def schedule() -> None:
     """What happens to keys by itself. What needs officers is only asked of them, and they are reminded every day."""
 

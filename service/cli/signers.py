@@ -11,6 +11,8 @@ import click
 from keyvault.hsm import ROTATING
 from keyvault.signing.versions import LEAST_OVERLAP, OVERLAP, SignerState
 from service import step
+from service.cli.asking import confirmed
+from service.cli.loading import Listing
 from service.cli.output import json_option, say
 from service.isolation import establish
 from service.settings import Settings
@@ -32,7 +34,7 @@ class VersionType(click.ParamType[tuple[str, int]]):
         return name, int(number)
 
 
-@click.group()
+@click.group(cls=Listing)
 def signer() -> None:
     """Keys that sign: access tokens (token-signer), receipts (provenance-signer), the audit log. Each site has its own.
 
@@ -77,7 +79,7 @@ def rotate(name: str, overlap_seconds: float, dry_run: bool, yes: bool, as_json:
         say({"changed": False, "accepted": serving, "overlap_seconds": overlap_seconds}, [said], as_json=as_json)
         return
     if not yes:
-        click.confirm(f"Make the next version of {name}?", abort=True, err=True)
+        confirmed(f"Make the next version of {name}?")
     done = ask(settings, "signer_rotate", name=name, overlap_seconds=overlap_seconds)
     say({"changed": True, **done}, [_line(done)], as_json=as_json)
 
@@ -101,7 +103,7 @@ def retire(version: tuple[str, int], dry_run: bool, yes: bool, as_json: bool) ->
         say({"changed": False, **found[0]}, [f"{_line(found[0])}; it would be destroyed"], as_json=as_json)
         return
     if not yes:
-        click.confirm(f"Destroy {name}/{number}? Nothing that it signed is accepted afterwards.", abort=True, err=True)
+        confirmed(f"Destroy {name}/{number}? Nothing that it signed is accepted afterwards.")
     done = ask(settings, "signer_retire", name=name, version=number)
     changed = found[0]["state"] != SignerState.DESTROYED.value
     say({"changed": changed, **done}, [_line(done)], as_json=as_json)
@@ -123,7 +125,7 @@ def hand_over(dry_run: bool, yes: bool, as_json: bool) -> None:
         say({"changed": False}, [said], as_json=as_json)
         return
     if not yes:
-        click.confirm("Make the log's next checkpoint key, and destroy the one that signs now?", abort=True, err=True)
+        confirmed("Make the log's next checkpoint key, and destroy the one that signs now?")
     done = step.call(settings, establish(settings.state_dir, settings.site).log, "make_checkpoint_key")
     said = f"checkpoint-signer/{done['version']} is made: the running log takes it up within seconds"
     say({"changed": True, **done}, [said], as_json=as_json)

@@ -13,7 +13,9 @@ import click
 
 from keyvault.sync.roster import Roster
 from service import sites
+from service.cli.asking import confirmed
 from service.cli.exits import Ended, Exit
+from service.cli.loading import Listing
 from service.cli.main import say_json
 from service.cli.output import say_awaiting
 from service.errors import IntroductionRefused, SiteBusy
@@ -27,7 +29,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print facts as JSO
 _AWAY = ("peer_unavailable", "peer_unheard", "site_busy")
 
 
-@click.group()
+@click.group(cls=Listing)
 def site() -> None:
     """See both sites, compare them, and mend what is open between them. Glottis must be running here."""
 
@@ -130,7 +132,7 @@ def repair(names: tuple[str, ...], dry_run: bool, yes: bool, as_json: bool) -> N
         _say(facts, [f"{fact['name']}: {fact['would']}" for fact in facts["repairs"]], as_json=as_json)
         return
     if not yes:
-        click.confirm(f"Repair {', '.join(names)}?", abort=True, err=True)
+        confirmed(f"Repair {', '.join(names)}?")
     done = ask(settings, "repair", names=list(names))
     _say(done, [f"repaired at epoch {done['epoch']}"], as_json=as_json)
 

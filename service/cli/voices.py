@@ -12,8 +12,10 @@ from uuid import UUID
 import click
 
 from service import step
+from service.cli.asking import confirmed
 from service.cli.exits import Ended, Exit
 from service.cli.hours import hours_asked, hours_options, hours_said
+from service.cli.loading import Listing
 from service.cli.main import say_json
 from service.cli.output import json_option, say, say_awaiting
 from service.holding import require_running
@@ -30,7 +32,7 @@ _yes = click.option("--yes", is_flag=True, help="Do not ask.")
 MOST_REKEYED = 1000
 
 
-@click.group()
+@click.group(cls=Listing)
 def voices() -> None:
     """Voices, whoever's they are: list, erase, give a new key, certify. Glottis must be running here. All of it is recorded."""
 
@@ -87,7 +89,7 @@ def erase(voice: UUID | None, consent: UUID | None, dry_run: bool, yes: bool, as
     if not yes:
         for line in _would_go(found):
             click.echo(line, err=True)
-        click.confirm("Erase? This cannot be undone.", abort=True, err=True)
+        confirmed("Erase? This cannot be undone.")
     done = _ask(settings, call, **named, dry_run=False)
     erased = [done] if voice else done["voices"]
     lines = [line for one in erased for line in _erased(one)]
@@ -147,7 +149,7 @@ def _set_term(call: str, voice: UUID, term: Mapping[str, bool], words: str, *, a
     """Change one term of a voice, and say so in `words`. `asks`: what weakens it is asked first."""
     settings = _settings()
     if asks and not dry_run:
-        click.confirm(f"{voice} {words}?", abort=True, err=True)
+        confirmed(f"{voice} {words}?")
     done = _ask(settings, call, voice=str(voice), **term, dry_run=dry_run)
     say(done, [f"{voice} {words}" if not dry_run else f"from then on {voice} {words}"], as_json=as_json)
 
@@ -189,7 +191,7 @@ def rekey(voices_: tuple[UUID, ...], dry_run: bool, yes: bool, as_json: bool) ->
         say({"changed": False, "voices": found}, [f"{one['voice']} would get a new key" for one in found], as_json=as_json)
         return
     if not yes:
-        click.confirm(f"Give {len(voices_)} voices new keys? Their old keys are destroyed.", abort=True, err=True)
+        confirmed(f"Give {len(voices_)} voices new keys? Their old keys are destroyed.")
     done = _ask(settings, "rekey", voices=[str(voice) for voice in voices_])
     if done["request"]:
         say_awaiting(done, ["the keys stay until they approved and this is given again"], done["request"], as_json=as_json)

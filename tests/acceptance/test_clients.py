@@ -79,7 +79,7 @@ def test_revoking_asks_first_and_a_dry_run_does_nothing(running: Installation) -
     tried = glottis(running, "revoke", name, "--dry-run", "--json")
     assert tried.returncode == 0, tried.stderr
     assert json.loads(tried.stdout)["would_change"] is True
-    assert glottis(running, "revoke", name, answer="n\n").returncode == 130
+    assert glottis(running, "revoke", name, answer="n\n").returncode == 1
     assert state_of(running, name) == "active"
     done = glottis(running, "revoke", name, "--yes")
     assert (done.returncode, done.stdout) == (0, f"{name} is revoked\n")

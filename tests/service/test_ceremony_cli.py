@@ -37,7 +37,7 @@ class Console:
         return [sys.executable, "-c", PROGRAM, command, *arguments, *self.desk]
 
     def run(self, command: str, *arguments: str, typed: str = "") -> dict[str, Any]:
-        argv = [*self.argv(command, *arguments), "--json"]
+        argv = [*(self.argv(command, *arguments) if command != "list" else [sys.executable, "-c", PROGRAM, command]), "--json"]
         done = subprocess.run(argv, cwd=self.folder, env=self.environ, input=typed, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert SO_PIN not in done.stdout + done.stderr
