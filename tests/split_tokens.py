@@ -5,7 +5,6 @@ Made once a test process. Every token has a process of its own, because a proces
 
 from __future__ import annotations
 
-import multiprocessing
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hsm_fixtures import SO_PIN, USER_PIN
+from hsm_fixtures import SO_PIN, USER_PIN, fresh_processes
 
 from keyvault import ceremony, master_ceremony, softhsm
 from keyvault.hsm import RingMaster
@@ -28,7 +27,7 @@ ROTATION_PIN = "6617-rotation"
 PROFILE = "softhsm-split"
 ONE, TWO = RingMaster("main", 1), RingMaster("main", 2)
 MASTERS = (ONE, TWO)
-_SPAWN = multiprocessing.get_context("spawn")
+_FRESH = fresh_processes()
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ def split_sites() -> Iterator[SplitSites]:
     names = [("serving-a", False), ("serving-b", False), ("rotation-a", True)]
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder)
-        pools = [stack.enter_context(ProcessPoolExecutor(1, mp_context=_SPAWN)) for _ in names]
+        pools = [stack.enter_context(ProcessPoolExecutor(1, mp_context=_FRESH)) for _ in names]
         made = [pool.submit(make_empty, folder / names[at][0], *names[at]) for at, pool in enumerate(pools)]
         a, b, rotation = (TokenProcess(pool, future.result()) for pool, future in zip(pools, made, strict=True))
         messages, told = carry(a, (b, rotation), ONE)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from datetime import datetime
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from hashlib import sha256
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
@@ -21,6 +21,7 @@ from keyvault.records import Field, canonical
 from keyvault.sync.errors import StatementMalformed
 
 MAX_BYTES = 1 << 22
+_REMEMBERED_BYTES = 1 << 14
 DIGEST = 32
 _INTEGER = re.compile(rb"0|[1-9][0-9]{0,15}")  # below 10**16: epochs, versions and counts never come near it
 
@@ -50,17 +51,7 @@ class Statement:
         """The value of these bytes. Raises StatementMalformed unless they are exactly what `encode` writes."""
         if len(data) > MAX_BYTES:
             raise StatementMalformed("a statement is larger than 4 MiB")
-        this: Any = cls
-        hints = _hints(this)
-        parts = _parts(data, cls.DOMAIN)
-        if len(parts) != len(hints):
-            raise StatementMalformed(f"a {cls.DOMAIN} statement has {len(hints)} fields")
-        try:
-            value = cls(*(_incoming(hint, kind, part) for hint, (kind, part) in zip(hints, parts, strict=True)))
-        except ValueError as error:
-            raise StatementMalformed(f"a {cls.DOMAIN} statement does not hold together: {error}") from error
-        if value.encode() != data:
-            raise StatementMalformed(f"a {cls.DOMAIN} statement is spelled in another way")
+        value: Self = _decoded(cls, data) if len(data) <= _REMEMBERED_BYTES else _decoded.__wrapped__(cls, data)
         return value
 
 
@@ -81,6 +72,22 @@ def require(condition: bool, message: str) -> None:
 def is_digest(value: bytes, *, empty: bool = False) -> bool:
     """Whether this is a SHA-256, or where `empty` allows it, nothing."""
     return len(value) == DIGEST or (empty and not value)
+
+
+@lru_cache(512)
+def _decoded(cls: Any, data: bytes) -> Any:
+    """The value; values never change, and a site reads the same state and roster again and again."""
+    hints = _hints(cls)
+    parts = _parts(data, cls.DOMAIN)
+    if len(parts) != len(hints):
+        raise StatementMalformed(f"a {cls.DOMAIN} statement has {len(hints)} fields")
+    try:
+        value = cls(*(_incoming(hint, kind, part) for hint, (kind, part) in zip(hints, parts, strict=True)))
+    except ValueError as error:
+        raise StatementMalformed(f"a {cls.DOMAIN} statement does not hold together: {error}") from error
+    if value.encode() != data:
+        raise StatementMalformed(f"a {cls.DOMAIN} statement is spelled in another way")
+    return value
 
 
 @cache

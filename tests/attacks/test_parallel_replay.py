@@ -7,7 +7,6 @@ its intent is there.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import signal
 import time
 from collections import Counter
@@ -19,7 +18,7 @@ from typing import Any
 import pytest
 import sqlalchemy
 from house import BASE, PATHS, House
-from hsm_fixtures import ServingToken
+from hsm_fixtures import ServingToken, fresh_processes
 from postgres_fixture import PostgresForTests
 
 from keyvault.pkcs11_hsm import Pkcs11Hsm
@@ -56,7 +55,7 @@ class Vaults:
 
     def __init__(self, house: House, token: ServingToken) -> None:
         url = house.database.url.render_as_string(hide_password=False)
-        context = multiprocessing.get_context("spawn")
+        context = fresh_processes()
         self.pipes, self.processes = [], []
         for _ in range(PROCESSES):
             here, there = context.Pipe()

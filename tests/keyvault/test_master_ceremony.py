@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from hsm_fixtures import SO_PIN, USER_PIN, in_own_process
+from hsm_fixtures import SO_PIN, USER_PIN, fresh_processes, in_own_process
 from softhsm_files import LABEL, VALUE, attributes, master_bytes
 
 from keyvault import ceremony, master_ceremony, softhsm
@@ -49,9 +48,9 @@ def receive(pipe: Connection, config: TokenConfig, master: RingMaster, pins: Pin
 
 @contextmanager
 def receiving_process(config: TokenConfig, master: RingMaster = MASTER, pins: Pins = PINS) -> Iterator[Connection]:
-    spawn = multiprocessing.get_context("spawn")
-    here, there = spawn.Pipe()
-    process = spawn.Process(target=receive, args=(there, config, master, pins))
+    fresh = fresh_processes()
+    here, there = fresh.Pipe()
+    process = fresh.Process(target=receive, args=(there, config, master, pins))
     process.start()
     there.close()
     try:

@@ -6,18 +6,18 @@ from collections.abc import Iterator
 
 import pytest
 import sqlalchemy
-from postgres_fixture import PostgresForTests
-from real_sites import Sites, fresh_database
+from fresh_databases import FreshDatabases
+from real_sites import Sites
 
 
 @pytest.fixture
-def sites(postgres: PostgresForTests, _template: str) -> Iterator[Sites]:
+def sites(databases: FreshDatabases) -> Iterator[Sites]:
     """Two sites over fakes of their tokens and real databases, whose roster is endorsed and ring/main/1 active at both."""
-    with fresh_database(postgres, _template) as one, fresh_database(postgres, _template) as other:
+    with databases.one(pool_size=4) as one, databases.one(pool_size=4) as other:
         yield Sites({"a": one, "b": other})
 
 
 @pytest.fixture
-def second_database(postgres: PostgresForTests, _template: str) -> Iterator[sqlalchemy.Engine]:
-    with fresh_database(postgres, _template) as database:
+def second_database(databases: FreshDatabases) -> Iterator[sqlalchemy.Engine]:
+    with databases.one(pool_size=4) as database:
         yield database

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,6 @@ from uuid import UUID
 
 import sqlalchemy
 from fakes import FakeHsm
-from postgres_fixture import PostgresForTests
 from sync_world import NOW, PEOPLE, approve
 
 from keyvault.approvals import Approval, Officer, Operation
@@ -34,23 +32,7 @@ from keyvault.sync.statement import DESTROY, Proposal, destruction_subject
 from policies.store import PolicyStore
 from service.authority_rows import AuthorityRows
 
-_names = itertools.count()
 MAIN = RingMaster("main", 1)
-
-
-@contextmanager
-def fresh_database(postgres: PostgresForTests, template: str) -> Iterator[sqlalchemy.Engine]:
-    name = f"site_{os.getpid()}_{next(_names)}"
-    admin = sqlalchemy.create_engine(postgres.url(), poolclass=sqlalchemy.NullPool, isolation_level="AUTOCOMMIT")
-    with admin.connect() as connection:
-        connection.execute(sqlalchemy.text(f"CREATE DATABASE {name} TEMPLATE {template}"))
-    engine = sqlalchemy.create_engine(postgres.url(name), pool_size=4)
-    try:
-        yield engine
-    finally:
-        engine.dispose()
-        with admin.connect() as connection:
-            connection.execute(sqlalchemy.text(f"DROP DATABASE {name} WITH (FORCE)"))
 
 
 class Crashed(BaseException):

@@ -7,7 +7,6 @@ Each answers on a Unix socket: the other site's calls, and the test's. What it k
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import time
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy
-from hsm_fixtures import SO_PIN, USER_PIN, in_own_process
+from hsm_fixtures import SO_PIN, USER_PIN, fresh_processes, in_own_process
 from real_sites import Fuse, FusedDatabase, Journal, VoiceRows
 
 from keyvault import ceremony, master_ceremony, softhsm
@@ -39,7 +38,7 @@ from keyvault.sync.roster import Roster
 from keyvault.sync.statement import Op, Proposal
 
 PINS = Pins(SO_PIN, USER_PIN)
-_SPAWN = multiprocessing.get_context("spawn")
+_FRESH = fresh_processes()
 _PATIENCE_S = 60.0
 
 
@@ -200,8 +199,8 @@ class Running:
     process: Any = field(default=None, repr=False)
 
     def start(self) -> None:
-        here, there = _SPAWN.Pipe()
-        self.process = _SPAWN.Process(target=run, args=(self.place, self.expected, self.other, there), daemon=True)
+        here, there = _FRESH.Pipe()
+        self.process = _FRESH.Process(target=run, args=(self.place, self.expected, self.other, there), daemon=True)
         self.process.start()
         there.close()
         assert here.poll(_PATIENCE_S), "the site does not start"
@@ -238,8 +237,8 @@ def made_token(folder: Path, label: str) -> TokenConfig:
 
 def carry(sender: TokenConfig, receiver: TokenConfig, master: RingMaster) -> None:
     """One new master into both tokens."""
-    here, there = _SPAWN.Pipe()
-    process = _SPAWN.Process(target=_receive, args=(there, receiver, master))
+    here, there = _FRESH.Pipe()
+    process = _FRESH.Process(target=_receive, args=(there, receiver, master))
     process.start()
     there.close()
     transport = here.recv()

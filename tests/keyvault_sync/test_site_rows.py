@@ -9,8 +9,8 @@ from uuid import uuid4
 
 import pytest
 import sqlalchemy
-from postgres_fixture import PostgresForTests
-from real_sites import OneSite, Sites, fresh_database
+from fresh_databases import FreshDatabases
+from real_sites import OneSite, Sites
 
 from keyvault.hsm import KeyName
 from keyvault.records import KeyRef, RecordMac
@@ -29,8 +29,8 @@ from service.replication import CLIENT, VoiceRows
 
 
 @pytest.fixture(scope="module")
-def founded(postgres: PostgresForTests, _template: str) -> Iterator[Sites]:
-    with fresh_database(postgres, _template) as one, fresh_database(postgres, _template) as other:
+def founded(databases: FreshDatabases) -> Iterator[Sites]:
+    with databases.one(pool_size=4) as one, databases.one(pool_size=4) as other:
         yield Sites({"a": one, "b": other})
 
 

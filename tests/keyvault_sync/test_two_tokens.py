@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from fresh_databases import FreshDatabases
 from hsm_fixtures import in_own_process
-from postgres_fixture import PostgresForTests
-from real_sites import fresh_database
 from site_process import Place, Running, carry, made_token, make_apart
 from sync_world import PEOPLE, approve
 
@@ -51,10 +50,10 @@ class Pair:
 
 
 @pytest.fixture(scope="module")
-def pair(postgres: PostgresForTests, _template: str) -> Iterator[Pair]:
+def pair(databases: FreshDatabases) -> Iterator[Pair]:
     """Two sites with endorsed roster and ring/main/1 active."""
     folder = Path(tempfile.mkdtemp(prefix="glottis-sites-"))
-    with fresh_database(postgres, _template) as one, fresh_database(postgres, _template) as other:
+    with databases.one(pool_size=4) as one, databases.one(pool_size=4) as other:
         urls = {"a": one, "b": other}
         places = {
             name: Place(

@@ -1,7 +1,6 @@
 """The sequencer: one writer, no gaps, the same history after any crash, and a refusal where history was changed."""
 
 import base64
-import multiprocessing
 import os
 import signal
 import threading
@@ -14,7 +13,7 @@ import pytest
 import sqlalchemy
 from audit_parts import ORIGIN, Log, filled, intent
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from hsm_fixtures import SO_PIN, ServingToken, in_own_process
+from hsm_fixtures import SO_PIN, ServingToken, fresh_processes, in_own_process
 
 from keyvault import ceremony, softhsm
 from keyvault.hsm import KeyName
@@ -28,7 +27,7 @@ from policies.audit.store import AuditStore
 from policies.audit.tree import Tree
 from policies.audit.verify import check_checkpoint, leaf_hash
 
-SPAWN = multiprocessing.get_context("spawn")
+FRESH = fresh_processes()
 
 
 def append_many(url: str, token: TokenConfig, pin: str, masters: Any, count: int, turn: Any) -> None:
@@ -51,8 +50,8 @@ def url_of(log: Log) -> str:
 
 
 def test_six_processes_and_one_verified_log(log: Log, serving_token: ServingToken) -> None:
-    arguments = (url_of(log), serving_token.config, serving_token.pin, serving_token.facts.masters, 50, SPAWN.Lock())
-    processes = [SPAWN.Process(target=append_many, args=arguments) for _ in range(6)]
+    arguments = (url_of(log), serving_token.config, serving_token.pin, serving_token.facts.masters, 50, FRESH.Lock())
+    processes = [FRESH.Process(target=append_many, args=arguments) for _ in range(6)]
     for process in processes:
         process.start()
     with log.sequencer(batch=7) as writer:
@@ -169,7 +168,7 @@ def test_killed_again_and_again_while_writing(log: Log) -> None:
     kept = None
     try:
         for _ in range(2):
-            process = SPAWN.Process(target=run_sequencer, args=arguments)
+            process = FRESH.Process(target=run_sequencer, args=arguments)
             process.start()
             before = log.sql("SELECT count(*) FROM leaf")[0][0]
             deadline = time.monotonic() + 30
