@@ -51,7 +51,8 @@ class Statement:
         """The value of these bytes. Raises StatementMalformed unless they are exactly what `encode` writes."""
         if len(data) > MAX_BYTES:
             raise StatementMalformed("a statement is larger than 4 MiB")
-        value: Self = _decoded(cls, data) if len(data) <= _REMEMBERED_BYTES else _decoded.__wrapped__(cls, data)
+        this: Any = cls
+        value: Self = _decoded(this, data) if len(data) <= _REMEMBERED_BYTES else _decoded.__wrapped__(this, data)
         return value
 
 
