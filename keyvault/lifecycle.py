@@ -66,7 +66,8 @@ class Officers(Protocol):
 
 @dataclass(frozen=True)
 class Version:
-    """One version as officers see it. `keys` counts the stored keys that it wraps at this site, `held` is about its token."""
+    """One version as officers see it. `keys` counts the stored keys that it wraps at this site, `held` is about its token;
+    `peer_destroy_at` is when the other site means to destroy it."""
 
     master: RingMaster
     state: KeyState
@@ -75,6 +76,7 @@ class Version:
     reason: str
     keys: int
     held: bool
+    peer_destroy_at: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,8 @@ class Ended:
 
 
 class PendingUse:
-    """Reports that a version whose destruction is pending is still used: at most once a minute for each, so that it is read."""
+    """Reports that a version is still used whose destruction is pending, here or at the other site: at most once a minute for
+    each, so that it is read."""
 
     def __init__(self, recorder: Recorder, clock: Callable[[], datetime]) -> None:
         self._recorder, self._clock = recorder, clock
@@ -112,13 +115,14 @@ class PendingUse:
 
     def note(self, transaction: Transaction, version: RingVersion) -> None:
         """Call it when a key under this version is about to be opened; the event commits with `transaction`."""
-        if version.destroy_at is None:
+        if version.due is None:
             return
         master, now = RingMaster(version.ring, version.version), self._clock()
         if master not in self._told or now - self._told[master] >= ALERT_EVERY:
             self._told[master] = now
             facts: dict[str, str | int] = {"ring": version.ring, "version": version.version}
-            facts |= {"destroy_at": version.destroy_at.isoformat()}
+            where = "here" if version.due == version.destroy_at else "the other site"
+            facts |= {"destroy_at": version.due.isoformat(), "scheduled_at": where}
             self._recorder.record(transaction, KeyEvent("key.pending_destruction_used", facts))
 
 
@@ -268,7 +272,8 @@ class Lifecycle:
 
 def _seen(row: RingVersion, keys: int, held: Container[str]) -> Version:
     master = RingMaster(row.ring, row.version)
-    return Version(master, row.state, row.created_at, row.destroy_at, row.reason, keys, master.label in held)
+    about = (row.state, row.created_at, row.destroy_at, row.reason)
+    return Version(master, *about, keys, master.label in held, row.peer_destroy_at)
 
 
 def _require_reason(reason: str) -> str:

@@ -88,13 +88,21 @@ class RingVersion:
     """Why it is in this state, in the words of whoever changed it."""
     row_version: int = 1
     mac: bytes = field(default=b"", repr=False)
+    peer_destroy_at: datetime | None = None
+    """The same at the other site, as its HSM said when it was heard last: it raises alerts here, and destroys nothing."""
 
     DOMAIN: ClassVar[str] = "ring_version"
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """Every column but the MAC, in the table's order: what the MAC covers."""
-        return (self.ring, self.version, self.state.value, self.created_at, self.destroy_at, self.reason, self.row_version)
+        """Every column but the MAC: what the MAC covers."""
+        own = (self.ring, self.version, self.state.value, self.created_at, self.destroy_at, self.reason, self.row_version)
+        return own if self.peer_destroy_at is None else (*own, self.peer_destroy_at)
+
+    @property
+    def due(self) -> datetime | None:
+        """When the first destruction that is pending at either site is due; None while none is."""
+        return min((at for at in (self.destroy_at, self.peer_destroy_at) if at is not None), default=None)
 
 
 @dataclass(frozen=True)

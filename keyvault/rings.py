@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -106,13 +107,35 @@ class Rings:
             if not self._store.add_ring_version(transaction, new):
                 raise RowChanged(f"{master.label} was entered by another transaction")
             return new
-        due = None if state is KeyState.DESTROYED else old.destroy_at
-        changed = replace(old, state=state, reason=old.reason if reason is None else reason, destroy_at=due)
+        changed = replace(old, state=state, reason=old.reason if reason is None else reason)
+        if state is KeyState.DESTROYED:
+            changed = replace(changed, destroy_at=None, peer_destroy_at=None)
         if changed == old:
             return old
         new = self._sealed(replace(changed, row_version=old.row_version + 1))
         self._store.replace_ring_version(transaction, old, new)
         return new
+
+    def pending(self, transaction: Transaction) -> dict[RingMaster, datetime]:
+        """Every version whose destruction this site has scheduled, with its time. Raises RecordTampered."""
+        rows = self.all_versions(transaction)
+        waiting = (row for row in rows if row.state is not KeyState.DESTROYED)
+        return {RingMaster(row.ring, row.version): row.destroy_at for row in waiting if row.destroy_at is not None}
+
+    def hear_pending(self, transaction: Transaction, site: str, theirs: Mapping[RingMaster, datetime]) -> None:
+        """Keep what the other site has scheduled, all of it and nothing else, so that uses are reported here too; recorded.
+
+        Nothing is destroyed by it or stays because of it. Raises RecordTampered, RowChanged.
+        """
+        for row in self.all_versions(transaction):
+            due = None if row.state is KeyState.DESTROYED else theirs.get(RingMaster(row.ring, row.version))
+            if due == row.peer_destroy_at:
+                continue
+            new = self._sealed(replace(row, peer_destroy_at=due, row_version=row.row_version + 1))
+            self._store.replace_ring_version(transaction, row, new)
+            facts: dict[str, str | int] = {"ring": row.ring, "version": row.version, "site": site}
+            facts |= {"destroy_at": due.isoformat() if due else ""}
+            self._recorder.record(transaction, KeyEvent("key.peer_destruction_heard", facts))
 
     def _sealed(self, version: RingVersion) -> RingVersion:
         return replace(version, mac=self._mac.make(RingVersion.DOMAIN, *version.fields))

@@ -47,6 +47,7 @@ ring_version = Table(
     Column("reason", Text, nullable=False),
     Column("row_version", Integer, nullable=False),
     Column("mac", LargeBinary, nullable=False),
+    Column("peer_destroy_at", DateTime(timezone=True)),
 )
 
 wrapped_key = Table(
@@ -334,6 +335,7 @@ def _ring_row(version: RingVersion) -> dict[str, Any]:
         "state": version.state.value,
         "created_at": version.created_at,
         "destroy_at": version.destroy_at,
+        "peer_destroy_at": version.peer_destroy_at,
         "reason": version.reason,
         "row_version": version.row_version,
         "mac": version.mac,

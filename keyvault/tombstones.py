@@ -211,7 +211,7 @@ def _outlook(ring: str, first: int, last: int, rows: Sequence[RingVersion]) -> O
         version = versions.get(number)
         if version is None or version.state is not KeyState.DESTROYED:
             left.append(f"{ring}/{number}")
-            times.append(version.destroy_at if version else None)
+            times.append(version.due if version else None)
     due = [at for at in times if at is not None]
     return Outlook(tuple(left), max(due) if due and len(due) == len(times) else None)
 

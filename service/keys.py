@@ -187,7 +187,8 @@ def _now() -> datetime:
 
 def _version_facts(version: Version) -> Facts:
     """One version as JSON. `alert` says what a pending destruction would take with it."""
-    pending = version.destroy_at is not None and version.state is not KeyState.DESTROYED
+    times = {"destroy_at": version.destroy_at, "peer_destroy_at": version.peer_destroy_at}
+    pending = any(times.values()) and version.state is not KeyState.DESTROYED
     return {
         "name": version.master.label,
         "ring": version.master.ring,
@@ -197,7 +198,7 @@ def _version_facts(version: Version) -> Facts:
         "reason": version.reason,
         "keys": version.keys,
         "held_here": version.held,
-        "destroy_at": None if version.destroy_at is None else version.destroy_at.isoformat(),
+        **{name: None if at is None else at.isoformat() for name, at in times.items()},
         "alert": f"{version.keys} keys are wrapped under a version that is to be destroyed" if pending and version.keys else None,
     }
 

@@ -33,7 +33,7 @@ def forecast(stone: Tombstone, versions: Sequence[RingVersion], schedules: Seque
     covering = range(stone.first_ring_version, stone.last_ring_version + 1)
     left = {number: version for number in covering if not _gone(version := _of(versions, number))}
     names = tuple(f"{stone.ring}/{number}" for number in left)
-    pending = [version.destroy_at if version else None for version in left.values()]
+    pending = [version.due if version else None for version in left.values()]
     if left and all(pending):
         return Forecast(names, max(at for at in pending if at), "pending destruction")
     ends = [_planned(version, versions, schedules) if version else None for version in left.values()]
@@ -52,8 +52,8 @@ def _gone(version: RingVersion | None) -> bool:
 
 def _planned(version: RingVersion, versions: Sequence[RingVersion], schedules: Sequence[Schedule]) -> datetime | None:
     """The earliest end that the schedules give this version: followed by another, retired, and its delay over."""
-    if version.destroy_at is not None:
-        return version.destroy_at
+    if version.due is not None:
+        return version.due
     rotate = _days(schedules, version.ring, Action.ROTATE)
     retire = _days(schedules, version.ring, Action.DESTROY)
     followed = next((after.created_at for before, after in pairwise(versions) if before == version), None)

@@ -12,16 +12,16 @@ from hashlib import sha256
 from typing import Self
 
 from keyvault.approvals import Approval, Operation
-from keyvault.errors import KeyNotFound, UnwrapRejected
+from keyvault.errors import KeyNotFound, RowChanged, UnwrapRejected
 from keyvault.hsm import RingMaster
 from keyvault.states import KeyState
 from keyvault.sync.durable import DurableSite, SiteParts
-from keyvault.sync.errors import KeyStillReferenced, ProofFailed, RotationTokenHolds
+from keyvault.sync.errors import Conflict, KeyStillReferenced, ProofFailed, RotationTokenHolds
 from keyvault.sync.ledger import Ledger
 from keyvault.sync.protocol import Proof, Site, Step
 from keyvault.sync.roster import Roster
 from keyvault.sync.state import SiteState, missing
-from keyvault.sync.statement import Answer, Manifest, Phase, Proposal, Signed
+from keyvault.sync.statement import Answer, Manifest, Pending, Phase, Proposal, Signed, Status
 from keyvault.sync.store import lasting, reading
 
 
@@ -146,14 +146,26 @@ class SiteNode:
         return self._durable.challenge()
 
     def status(self, challenge: bytes) -> bytes:
-        """This site's signed status, over what is in the token now."""
-        return self._durable.current().status(challenge, self.parts.hsm.held())
+        """This site's signed status, over what is in the token and its rows now."""
+        with reading(self.parts.database) as transaction:
+            scheduled = self._durable.rings.pending(transaction)
+        pending = tuple(sorted((Pending(master.label, due) for master, due in scheduled.items()), key=lambda one: one.name))
+        return self._durable.current().status(challenge, self.parts.hsm.held(), pending)
 
     def hear(self, status: bytes) -> None:
-        """Take the other site's answer to our challenge, remember when it came. Raises SitesDiverged, SyncRefused."""
+        """Take the other site's answer to our challenge, remember when it came, and what it means to destroy.
+
+        Raises SitesDiverged, SyncRefused.
+        """
         self._durable.do(lambda site: site.hear(status))
-        with lasting(self.parts.database) as transaction:
-            self._durable.store.keep_heard(transaction, status, self.parts.clock())
+        said = Status.decode(Signed.decode(status).statement)
+        theirs = {RingMaster.named(one.name): one.due for one in said.pending}
+        try:
+            with lasting(self.parts.database) as transaction:
+                self._durable.store.keep_heard(transaction, status, self.parts.clock())
+                self._durable.rings.hear_pending(transaction, said.site, theirs)
+        except RowChanged as error:
+            raise Conflict("another process of this site changed a version meanwhile", self.ledger.epoch) from error
 
     def certificates(self, after: int) -> tuple[bytes, ...]:
         """The certificates of the epochs above `after`, in order."""

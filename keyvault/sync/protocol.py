@@ -54,6 +54,7 @@ from keyvault.sync.statement import (
     Evidence,
     Manifest,
     Op,
+    Pending,
     Phase,
     PhaseStatement,
     Proposal,
@@ -99,15 +100,15 @@ class Site:
             raise ValueError("a challenge has 32 bytes")
         return replace(self, nonce=nonce)
 
-    def status(self, challenge: bytes, held: Held) -> bytes:
-        """This site's signed status, for whoever sent `challenge`, over what was just read from the token."""
+    def status(self, challenge: bytes, held: Held, pending: tuple[Pending, ...] = ()) -> bytes:
+        """This site's signed status, for whoever sent `challenge`, over what was just read from the token and the rows."""
         state = self.state
         absent = tuple(sorted({*state.quarantined, *missing(state.ledger.records, state.site, held)}))
         root, count = held_root(state.ledger.records, state.site, absent)
         vote = state.vote.proposal.manifest.digest if state.vote else b""
         ledger = state.ledger
         at = (ledger.roster.cluster, state.site, ledger.epoch, ledger.head, vote)
-        return self._signed(Status(*at, root, count, absent, int(bool(state.evidence)), challenge)).encode()
+        return self._signed(Status(*at, root, count, absent, int(bool(state.evidence)), challenge, pending)).encode()
 
     def hear(self, message: bytes) -> Step:
         """The other site's status, in answer to our challenge. Quarantines what it lacks or describes otherwise.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from hashlib import sha256
 from uuid import UUID
@@ -212,9 +213,18 @@ class Ballot(Statement):
 
 
 @dataclass(frozen=True)
+class Pending(Statement):
+    """A version, by its label, whose destruction a site has scheduled, and when it is due there."""
+
+    DOMAIN = "hsm-sync/1/pending"
+    name: str
+    due: datetime
+
+
+@dataclass(frozen=True)
 class Status(Statement):
-    """Where a site stands: closed epoch and head, open vote (digest or empty), table root, quarantine. `challenge` is the
-    asker's nonce, so an old status can't be played back."""
+    """Where a site stands: closed epoch and head, open vote (digest or empty), table root, quarantine, and every destruction
+    that it has scheduled. `challenge` is the asker's nonce, so an old status can't be played back."""
 
     DOMAIN = "hsm-sync/1/status"
     cluster: str
@@ -227,8 +237,11 @@ class Status(Statement):
     quarantined: tuple[str, ...]
     frozen: int
     challenge: bytes
+    pending: tuple[Pending, ...] = ()
 
     def __post_init__(self) -> None:
+        names = [one.name for one in self.pending]
+        require(names == sorted(set(names)), "pending destructions are sorted by name, each once")
         require(is_digest(self.head) and is_digest(self.root), "a digest has 32 bytes")
         require(is_digest(self.vote, empty=True) and len(self.challenge) == NONCE, "a challenge has 32 bytes")
 

@@ -55,6 +55,8 @@ def upgrade() -> None:
         op.execute(f"ALTER TABLE {table} FORCE ROW LEVEL SECURITY")
     _activations()
     _signing_keys()
+    # When a version is to be destroyed at the other site; null is never, and every row's MAC holds on.
+    op.add_column("ring_version", sa.Column("peer_destroy_at", sa.DateTime(timezone=True)))
     _unsent()
 
     # Recordings that answered a liveness nonce, as MACs: each counts once for as long as there is the voice.
