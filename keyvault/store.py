@@ -20,6 +20,7 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     Uuid,
+    cast,
     delete,
     func,
     insert,
@@ -241,6 +242,11 @@ class TombstoneStore:
         """Tombstones with this coverage of voices that are not shredded."""
         covered = {"ring": ring, "first_ring_version": first, "last_ring_version": last}
         return [_tombstone(row) for row in transaction.execute(select(tombstone).filter_by(shredded_at=None, **covered))]
+
+    def tombstones_of(self, transaction: Transaction, deks: Sequence[UUID]) -> list[Tombstone]:
+        """Tombstones of the voices that had one of these key versions."""
+        found = transaction.execute(select(tombstone).where(tombstone.c.dek_ids.bool_op("&&")(cast(deks, ARRAY(Uuid)))))
+        return [_tombstone(row) for row in found]
 
     def add_tombstone(self, transaction: Transaction, stone: Tombstone) -> None:
         """Insert. Raises RowChanged if this voice has one: the transaction is then void."""

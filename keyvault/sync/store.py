@@ -6,7 +6,7 @@ one site sends the other: wrapped keys or tombstones, and the receipts that both
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -34,7 +34,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from keyvault.database import Database, Transaction, metadata
-from keyvault.errors import RowChanged
+from keyvault.errors import RecordTampered, RowChanged
 from keyvault.records import Field, RecordMac
 from keyvault.sync.errors import SitesDiverged, SyncStoreUnavailable
 from keyvault.sync.statement import Certificate
@@ -229,6 +229,23 @@ class SyncStore:
         """The other site has our signature."""
         told = replace(batch, kind=f"{batch.kind}-told")
         transaction.execute(update(sync_batch).where(sync_batch.c.batch == batch.batch).values(self._sealed(told)))
+
+    def told_keys(self, transaction: Transaction, most: int, *, after: UUID) -> dict[UUID, StoredBatch | None]:
+        """At most `most` batches of keys whose signatures both sites have, in the order of their ids, above that one; None for one
+        that does not carry its MAC."""
+        c = sync_batch.c
+        query = select(sync_batch).where((c.kind == "keys-told") & (c.batch > after)).order_by(c.batch).limit(most)
+        found: dict[UUID, StoredBatch | None] = {}
+        for row in transaction.execute(query):
+            try:
+                found[row.batch] = self._batch(row)
+            except RecordTampered:
+                found[row.batch] = None
+        return found
+
+    def remove_batches(self, transaction: Transaction, batches: Sequence[UUID]) -> None:
+        """Forget these batches and their receipts."""
+        transaction.execute(delete(sync_batch).where(sync_batch.c.batch.in_(batches)))
 
     def _state_row(self, transaction: Transaction, site: str) -> Row[Any] | None:
         return transaction.execute(select(sync_state).where(sync_state.c.site == site)).one_or_none()

@@ -10,6 +10,7 @@ import structlog
 from keyvault.key_uses import Place, acting
 from keyvault.records import RecordMac
 from keyvault.sync.errors import PeerUnavailable
+from keyvault.sync.pruning import FIRST, Pruning
 from keyvault.sync.store import lasting
 from keyvault.tombstones import Tombstones
 from service.sync.assembly import SiteService
@@ -22,6 +23,9 @@ DUE_S = 2.0
 """How often destructions and schedules are looked at: what officers approved is done at once."""
 SHRED_S = 15.0
 """How often it is looked up which erased voices no old copy opens any more."""
+
+PRUNE_S, PRUNED_S = 60.0, 3600.0
+"""How often receipts are looked through for those that later ones replaced, page by page, and how long after the last page."""
 
 _log = structlog.get_logger()
 
@@ -41,7 +45,9 @@ def tasks(site: SiteService) -> list[Task]:
 
     own = [Task("due", due), Task("signers", signing), Task("shred", _Shredding(site).turn)]
     always = [Task("compare", _Comparing(site).turn), *own]
-    return [*always, Task("send", _Sending(site).turn), Task("tell", _Telling(site).turn)] if site.peer else always
+    if not site.peer:
+        return always
+    return [*always, *(Task(name, work(site).turn) for name, work in (("send", _Sending), ("tell", _Telling), ("prune", _Pruning)))]
 
 
 class _Sending:
@@ -72,6 +78,21 @@ class _Telling:
             _log.warning("rows_refused", rows=told.refused)
             self._refused = dict(told.refused)
         return REFUSED_S if told.refused else PUMP_S
+
+
+class _Pruning:
+    """Lets go of receipts that later ones replaced, a page at a time."""
+
+    def __init__(self, site: SiteService) -> None:
+        self._pruning = Pruning(site.node.parts)
+        self._after = FIRST
+
+    def turn(self) -> float:
+        found = self._pruning.prune(self._after)
+        if found.tampered:
+            _log.warning("receipts_tampered", batches=[str(batch) for batch in found.tampered])
+        self._after = found.after or FIRST
+        return PRUNE_S if found.after else PRUNED_S
 
 
 class _Shredding:
