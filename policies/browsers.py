@@ -102,8 +102,9 @@ class BrowserKeys:
     def register(self, presented: Presented) -> tuple[Client, UUID]:
         """Register the key that signed the proof; the client, and the log entry that says so. The code is used up by success alone.
 
-        Raises InvitationUnknown, InvitationExpired, InvitationUsed, ProofInvalid, ProofReplayed, AuditUnavailable, and RowChanged
-        where the name or the key is registered already. What came with no code of ours is counted and not recorded.
+        Raises InvitationUnknown, InvitationExpired, InvitationUsed, ProofInvalid, ProofReplayed, AuditUnavailable, RowChanged where
+        the name or the browser's key is registered already, and KeyUsedOtherwise where the key is that of a client with a
+        certificate. What came with no code of ours is counted and not recorded.
         """
         invitation: BrowserInvitation | None = None
         try:

@@ -57,6 +57,13 @@ class BrowserRolesRefused(PolicyError):
     fix = "Give it one or both of the roles reader and speaker; a speaker needs the one voice that it may speak with."
 
 
+class KeyUsedOtherwise(PolicyError):
+    """This key is registered already: as a browser's, or as that of a client with a certificate."""
+
+    code = "key_used_otherwise"
+    fix = "Make a new key: one key is a browser's or a client's with a certificate, and stays what it was registered as."
+
+
 class BrowserHasNoCertificate(PolicyError):
     """This client is a browser: it has no certificate that could be replaced."""
 

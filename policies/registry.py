@@ -32,7 +32,10 @@ class Registry:
     def register_client(
         self, transaction: Transaction, *, client_id: str, tenant: str, cert_sha256: str, jkt: str, roles: Sequence[Role]
     ) -> Client:
-        """Register a client by its certificate's x5t#S256 and its DPoP key's thumbprint. Raises RowChanged if either is taken."""
+        """Register a client by its certificate's x5t#S256 and its DPoP key's thumbprint.
+
+        Raises RowChanged if its name or certificate is taken, KeyUsedOtherwise for a browser's key.
+        """
         client = Client(client_id, tenant, cert_sha256, jkt, tuple(roles), ClientState.ACTIVE, row_version=1)
         self._store.insert(transaction, client)
         return client
@@ -40,7 +43,8 @@ class Registry:
     def rotate_client(self, transaction: Transaction, client_id: str, *, cert_sha256: str, jkt: str) -> Client:
         """Give a client a new certificate and DPoP key; the old ones end here.
 
-        Raises ClientUnknown, ClientInactive for one that was revoked, and RowChanged if the certificate is another client's.
+        Raises ClientUnknown, ClientInactive for one that was revoked, RowChanged if the certificate is another client's, and
+        KeyUsedOtherwise for a browser's key.
         """
         client = self._client(transaction, client_id)
         if client.state is not ClientState.ACTIVE:

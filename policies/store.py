@@ -50,7 +50,7 @@ from policies.tables import (
     voice,
 )
 from policies.unsent import store as unsent
-from policies.writing.store import kept, list_change, new
+from policies.writing.store import kept, list_change, new, require_one_use
 
 AuthorityRow = TypeVar("AuthorityRow", Client, Consent, Voice, Quota, UploadTicket, BrowserInvitation)
 OneTime = TypeVar("OneTime", UploadTicket, BrowserInvitation)
@@ -75,7 +75,6 @@ _ROWS_REMEMBERED = 4096
 @contextmanager
 def durable(database: Database, tenant: str | None = None) -> Iterator[Transaction]:
     """A transaction that is on disk when the block ends. Raises AuditUnavailable where the database cannot promise that.
-
     With `tenant`, it sees and writes no other tenant's rows: a forgotten WHERE crosses none. Who writes SQL can name another.
     If the connection is lost while it commits, the outcome is unknown: the token may have been used up all the same.
     """
@@ -200,8 +199,10 @@ class PolicyStore:
         return tuple(transaction.scalars(rows.limit(limit)))
 
     def insert(self, transaction: Transaction, value: Value) -> None:
-        """Write a new row. Raises RowChanged if there is one with this key."""
+        """Write a new row. Raises RowChanged if there is one with this key, KeyUsedOtherwise."""
         table, key, _ = _KINDS[type(value)]
+        if isinstance(value, Client):
+            require_one_use(transaction, value)
         if not new(transaction, table, self._columns(value)):
             raise RowChanged(f"{table.name}: exists")
         if isinstance(value, Client | Consent):  # a voice goes with its key
@@ -210,10 +211,12 @@ class PolicyStore:
     def swap(self, transaction: Transaction, old: AuthorityRow, new: AuthorityRow) -> AuthorityRow:
         """Replace `old` by `new`, with the next row version; returns what was written.
 
-        Raises RowChanged if `old` is not the row of now, and AuthorityRowTampered if that is an older one put back: to write upon
+        Raises RowChanged if `old` is not the row of now, KeyUsedOtherwise, and AuthorityRowTampered for one put back: to write upon
         it would make it the newest.
         """
         new = replace(new, row_version=old.row_version + 1)
+        if isinstance(old, Client) and isinstance(new, Client) and new.jkt != old.jkt:
+            require_one_use(transaction, new)
         table, key, _ = _KINDS[type(old)]
         current = and_(*(table.c[name] == getattr(old, name) for name in key), table.c.row_version == old.row_version)
         written = update(table).where(current).values(**self._columns(new)).returning(table.c[key[0]])
@@ -234,10 +237,10 @@ class PolicyStore:
         return None if row is None else self._read(row, Voice)
 
     def take(self, transaction: Transaction, value: Client | Consent | Voice) -> None:
-        """Write a row as another site has it, under this site's MAC, at the row version that it has there.
-
-        The caller read the present row in this transaction and found it older. Raises RowChanged if it was changed meanwhile.
-        """
+        """Write a row as another site has it, at the row version that it has there, under this site's MAC. The caller read the
+        present row in this transaction and found it older. Raises RowChanged if it was changed meanwhile, KeyUsedOtherwise."""
+        if isinstance(value, Client):
+            require_one_use(transaction, value)
         table, key, _ = _KINDS[type(value)]
         row = self._columns(value)
         older = table.c.row_version <= value.row_version

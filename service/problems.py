@@ -22,7 +22,7 @@ _BY_STATUS: Mapping[int, str] = {
     " dual_control_invalid dual_control_expired dual_control_used",
     403: "denied client_inactive voice_suspended consent_withdrawn consent_expired consent_purpose consent_territory"
     " liveness_required not_live outside_hours dual_control_required dual_control_own"
-    " approver_refused key_state_forbids key_compromised key_destroyed",
+    " approver_refused key_used_otherwise key_state_forbids key_compromised key_destroyed",
     404: "not_found voice_unknown consent_unknown key_version_not_found voiceprint_missing voice_erased",
     405: "method_not_allowed",
     408: "client_disconnected cancelled",
@@ -88,7 +88,10 @@ def problem(code: str, message: str, fix: str, *, extra: Mapping[str, object] | 
 
 def certificate_required() -> JSONResponse:
     """For a connection without a client certificate: readable, where a failed handshake would not be."""
-    fix = "Connect with the certificate that was issued to this client (mutual TLS)."
+    fix = (
+        "Connect with the certificate that was issued to this client (mutual TLS). A page calls with a browser's own key only where"
+        " GLOTTIS_BROWSER_ORIGINS names the page's origin."
+    )
     return problem("certificate_required", "This call needs a client certificate.", fix)
 
 

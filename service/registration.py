@@ -14,7 +14,7 @@ from policies.audit.store import AuditStore
 from policies.authority import BROWSER_ROLES, Client, ClientState, Role, key_alone
 from policies.browsers import Invited, invite
 from policies.caller_errors import BrowserRolesRefused
-from policies.errors import ClientUnknown
+from policies.errors import ClientUnknown, RowChanged
 from policies.hours import Hours
 from policies.intents import Facts, Intent
 from policies.quotas import EVERYONE, Limits, Scope
@@ -49,8 +49,10 @@ class Registration:
 
     def rotate(self, client: str, cert_sha256: str, jkt: str) -> Client:
         """Give a client new keys; the old ones end. Raises OfficersAwaited, ClientUnknown, ClientInactive, RowChanged."""
-        wanted = replace(self._known(client), cert_sha256=cert_sha256, jkt=jkt)
+        before = self._known(client)
+        wanted = replace(before, cert_sha256=cert_sha256, jkt=jkt)
         with self._approved(wanted, "rotate", wanted.roles), durable(self._database) as transaction:
+            self._require_unchanged(transaction, before)
             changed = self._registry.rotate_client(transaction, client, cert_sha256=cert_sha256, jkt=jkt)
             return self._recorded(transaction, "client.rotated", changed)
 
@@ -66,6 +68,7 @@ class Registration:
                 raise BrowserRolesRefused
         wanted = replace(before, roles=tuple(named))
         with self._approved(wanted, "roles", set(wanted.roles) - set(before.roles)), durable(self._database) as transaction:
+            self._require_unchanged(transaction, before)
             changed = self._registry.change_roles(transaction, client, named)
             return self._recorded(transaction, "client.roles_changed", changed)
 
@@ -83,6 +86,11 @@ class Registration:
         if found is None:
             raise ClientUnknown
         return found
+
+    def _require_unchanged(self, transaction: Transaction, before: Client) -> None:
+        """What officers approved, or did not need to, is about this very row, which is then swapped. Raises RowChanged."""
+        if self._store.client(transaction, before.client_id) != before:
+            raise RowChanged("client: changed meanwhile")
 
     def revoke(self, client: str) -> tuple[Client, bool]:
         """End a client for good; the second value is False if it was revoked before. Raises ClientUnknown, RowChanged."""

@@ -31,7 +31,7 @@ _INTEGRITY = (
 _REFUSED = (
     *("denied", "client_inactive", "grant_mismatch", "token_expired", "ceremony_refused", "certificate_request_refused"),
     *("sync_refused", "peer_refused", "key_quarantined", "key_still_referenced", "voice_erased", "introduction_refused"),
-    *("browser_roles_refused", "browser_has_no_certificate", "adoption_incomplete"),
+    *("browser_roles_refused", "browser_has_no_certificate", "key_used_otherwise", "adoption_incomplete"),
     *("reason_missing", "delay_too_short", "nothing_pending", "voice_not_erased"),
     *("approval_invalid", "approval_expired", "requester_approved", "key_state_forbids"),
     *("key_compromised", "key_destroyed", "signer_in_use", "overlap_too_short", "key_use_refused"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -11,13 +12,13 @@ import pytest
 from real_sites import Sites
 from sync_world import PEOPLE, Signer
 
-from keyvault.approvals import signed_by
+from keyvault.approvals import Operation, signed_by
 from keyvault.records import RecordMac
 from keyvault.sync.errors import ApprovalInvalid
 from policies.audit.store import AuditStore
 from policies.authority import Client, ClientState
 from policies.engine import SHIPPED
-from policies.errors import ClientUnknown
+from policies.errors import ClientUnknown, RowChanged
 from policies.sets.policy_set import APPROVED_ROLES, PERMISSIONS, PolicySet
 from policies.store import PolicyStore
 from service.approving import site_inbox
@@ -132,6 +133,30 @@ def test_new_keys_and_wider_roles_need_them_too(desk: Desk) -> None:
     assert registration.change_roles("enroller", ("reader",)).roles == ("reader",)
     with pytest.raises(ClientUnknown):
         registration.change_roles("nobody", ("reader",))
+
+
+def test_roles_taken_away_meanwhile_do_not_come_back_without_officers(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look at the row and its change somebody else narrows it: what needed no officer then would widen it now."""
+    registration = desk.registration
+    registration.register("app", "acme", ("enroller", "reader"), **KEYS)
+    desk.mark()
+    asked = ClientApprovals.require
+
+    def meanwhile(self: ClientApprovals, client: Client, act: str, new: Collection[str]) -> Operation | None:
+        monkeypatch.setattr(ClientApprovals, "require", asked)
+        registration.change_roles("app", ("reader",))
+        return asked(self, client, act, new)
+
+    for change in (
+        lambda: registration.change_roles("app", ("enroller", "reader")),
+        lambda: registration.rotate("app", "D" * 43, "D" * 43),
+    ):
+        monkeypatch.setattr(ClientApprovals, "require", meanwhile)
+        with pytest.raises((RowChanged, OfficersAwaited)):
+            change()
+        found = desk.there()
+        assert found is not None
+        assert (found.roles, found.jkt) == (("reader",), KEYS["jkt"])
 
 
 def test_an_approval_is_over_when_it_says(desk: Desk) -> None:

@@ -18,11 +18,11 @@ from keyvault.sync.errors import PeerUnavailable, SignatureInvalid, SyncRefused
 from keyvault.sync.messages import RowChange, RowChanges
 from keyvault.sync.rows import Rows
 from keyvault.sync.statement import Signed
-from policies.authority import Client, ClientState, Role, Voice, VoiceState, VoiceTerm
+from policies.authority import Client, ClientState, Role, Voice, VoiceState, VoiceTerm, key_alone
 from policies.consent import Consent, ConsentState
 from policies.errors import AuthorityRowTampered
 from policies.registry import Registry
-from policies.store import PolicyStore
+from policies.store import PolicyStore, durable
 from policies.unsent.store import BEGINNING, Unsent, waiting
 from service.authority_rows import AuthorityRows
 from service.replication import CLIENT, VoiceRows
@@ -209,6 +209,20 @@ def test_another_tenants_client_of_that_name_and_a_certificate_that_is_taken_are
     assert sent.refused == dict.fromkeys(("client mine", "client studio"), "sync_refused")
     assert b.client("studio").tenant == "other"  # type: ignore[union-attr]
     assert (b.client("mine"), b.client("well")) == (None, a.client("well"))
+
+
+def test_a_key_that_is_a_browsers_here_comes_with_no_client_from_there(sites: Sites) -> None:
+    a, b = desks(sites)
+    with durable(b.site.database) as transaction:
+        browser = Client("page", "acme", key_alone("jkt-studio"), "jkt-studio", (Role.READER,), ClientState.ACTIVE, 1)
+        b.store.insert(transaction, browser)
+    a.register()
+    assert sites.authority_rows("a").send().refused == {"client studio": "sync_refused"}
+    assert b.client() is None
+    sent = sites.authority_rows("b").send()
+    assert sent.refused == {"client page": "sync_refused"}
+    a.revoke()
+    assert not sites.authority_rows("a").send().refused, "revoked, it lets nobody in"
 
 
 def test_what_was_lost_on_the_way_is_told_again(sites: Sites) -> None:

@@ -184,6 +184,60 @@ def test_a_key_is_one_client(house, browsers):
         code(house, "page")
 
 
+def test_a_clients_own_key_becomes_no_browser_and_the_code_stays_good(house, browsers):
+    """One key under two names would be a way around the certificate."""
+    device, made = house.client(), code(house)
+    with pytest.raises(caller_errors.KeyUsedOtherwise):
+        browsers.register(presented(made, device.key))
+    assert intents(house, "client.registered") == ["denied"]
+    with house.database.begin() as transaction:
+        house.registry.revoke_client(transaction, device.client_id)
+    with pytest.raises(caller_errors.KeyUsedOtherwise):
+        browsers.register(presented(made, device.key))
+    browsers.register(presented(made, ec.generate_private_key(ec.SECP256R1())))
+
+
+def test_a_browsers_key_is_registered_for_no_client_with_a_certificate(house, browsers):
+    device = browser(house, browsers)
+    house.client("other")
+    with house.database.begin() as transaction, pytest.raises(caller_errors.KeyUsedOtherwise):
+        house.registry.register_client(
+            transaction, client_id="app", tenant="rival", cert_sha256="A" * 43, jkt=device.jkt, roles=[Role.READER]
+        )
+    with house.database.begin() as transaction, pytest.raises(caller_errors.KeyUsedOtherwise):
+        house.registry.rotate_client(transaction, "other", cert_sha256="A" * 43, jkt=device.jkt)
+    with house.database.begin() as transaction:
+        house.registry.revoke_client(transaction, "other")
+        revoked = house.store.client(transaction, "other")
+        house.store.take(transaction, replace(revoked, jkt=device.jkt, row_version=9))  # a revocation arrives, whatever else is so
+    assert house.of_client("other").state is ClientState.REVOKED
+
+
+def test_of_two_uses_of_one_key_at_once_one_is_registered(house, browsers):
+    key = ec.generate_private_key(ec.SECP256R1())
+    made = code(house)
+
+    def as_browser() -> None:
+        browsers.register(presented(made, key))
+
+    def as_client() -> None:
+        device = Device("app", b"certificate", key)
+        with durable(house.database) as transaction:
+            terms = {"client_id": "app", "tenant": "acme", "cert_sha256": device.x5t, "jkt": device.jkt, "roles": [Role.READER]}
+            house.registry.register_client(transaction, **terms)
+
+    def tried(use) -> str:
+        try:
+            use()
+        except PolicyError as refusal:
+            return refusal.code
+        return "registered"
+
+    with ThreadPoolExecutor(2) as threads:
+        assert sorted(threads.map(tried, (as_browser, as_client))) == ["key_used_otherwise", "registered"]
+    assert house.count("client") == 1
+
+
 def test_a_browser_is_given_no_more_than_browsers_may_have(house):
     """A speaker needs the one voice; the other roles are for clients with a certificate."""
     for roles in ((), (Role.ENROLLER,), (Role.READER, Role.CONSENT_KEEPER), (Role.VERIFIER,), (Role.SPEAKER,)):
