@@ -5,7 +5,16 @@ They are plugins, so that a session has one of each: importing a fixture into a 
 
 import os
 
+import pytest
+
 # Before anything imports the ONNX Runtime, which would report to its maker (voiceprints.models.require_no_telemetry).
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 pytest_plugins = ["postgres_fixture", "hsm_fixtures", "house", "installation", "spoken", "split_tokens"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Which tests go to one worker (`--dist loadgroup`): those of one file, and all that share the running installation."""
+    for item in items:
+        shared = "running" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("installation" if shared else item.path.stem))
