@@ -53,8 +53,9 @@ class VoiceClient:
         self._http = httpx.Client(base_url=self.base_url, verify=context, timeout=60.0, trust_env=False)
 
     @classmethod
-    def from_folder(cls, folder: Path, base_url: str | None = None) -> Self:
+    def from_folder(cls, folder: str | Path, base_url: str | None = None) -> Self:
         """The client whose keys are in `folder`."""
+        folder = Path(folder)
         known = json.loads((folder / "client.json").read_text())
         return cls(
             base_url or known["base_url"], folder / "client.pem", folder / "client.key", folder / "dpop.key", folder / "ca.pem"

@@ -23,6 +23,8 @@ class ClientCommands:
 
     registration: Callable[[], Registration]
     """Asked anew for each command, as the roster in force may have changed."""
+    origins: tuple[str, ...] = ()
+    """Of pages whose browsers may call this site."""
 
     def calls(self) -> Mapping[str, Call]:
         """Every command by its name."""
@@ -54,9 +56,9 @@ class ClientCommands:
         return _client(revoked) | {"changed": changed}
 
     def invite_browser(self, client: str, tenant: str, roles: Sequence[str], voice: str | None, lifetime_s: int) -> Facts:
-        """A one-time code for a browser that is to become this client."""
+        """A one-time code for a browser that is to become this client, and the origins of the pages that may use it."""
         made = self.registration().invite(client, tenant, roles, UUID(voice) if voice else None, lifetime_s)
-        return {"code": made.code, "expires_at": made.expires_at.isoformat()}
+        return {"code": made.code, "expires_at": made.expires_at.isoformat(timespec="seconds"), "origins": list(self.origins)}
 
     def client_hours(self, client: str, change: bool, hours: str | None) -> Facts:
         """In which hours a client may call, set first where `change` says so; null is always."""

@@ -41,6 +41,7 @@ from policies.hours import Hours
 from policies.intents import Facts, Intent
 from policies.registry import Registry
 from policies.store import PolicyStore, durable
+from service.broken_glass import BrokenGlass
 from service.inboxes import inbox_of, roster_in_force
 from service.key_events import KeyEventRecorder
 from service.masters import connect, serving_token
@@ -87,13 +88,17 @@ class Voices:
         return {"voices": found, "tampered": tampered, "more": len(ids) > limit}
 
     def shown(self, voice: UUID) -> Answer:
-        """What there is of one voice, and how far its erasure is. Raises VoiceUnknown."""
+        """What there is of one voice, what it demands, and how far its erasure is. Raises VoiceUnknown."""
         with durable(self.database) as transaction:
             remains = self.erasure.remains(transaction, voice)
             if remains.tombstone is None and not remains.any:
                 raise VoiceUnknown()
+            try:
+                row = self.policies.voice_anywhere(transaction, voice)
+            except AuthorityRowTampered:  # among the findings; what it says is not believed
+                row = None
             self._record(transaction, "voice.shown", remains.tenant, voice, {})
-        return self._remains(remains)
+        return self._remains(remains) | _demands(row)
 
     def erase(self, voice: UUID, *, dry_run: bool) -> Answer:
         """Erase one voice, or say what would go. Raises VoiceUnknown."""
@@ -144,6 +149,7 @@ class Voices:
     def rekey(self, voices: Sequence[UUID]) -> Answer:
         """Give each voice a new key; one that fails is named, and the others go on.
 
+        One under a compromised version opens only while officers have broken the glass for that version, besides.
         With two sites officers approve exactly these voices: where they have not, their request is filed, and its digest is
         the answer. Raises what ends the whole batch: AuditUnavailable, HsmUnavailable, GrantExpired.
         """
@@ -175,6 +181,7 @@ class Voices:
             recorder=recorder,
             memory=LockedMemory(),
             clock=time.time,
+            break_glass=BrokenGlass(self.settings, self.database, self.hsm, self.audit).to_open,
         )
         try:
             return {"voice": str(voice), "key_version": resealing.reseal(voice, grant).version, "code": None}
@@ -293,6 +300,13 @@ def _voice(voice: Voice) -> Answer:
         "key_version": voice.key_version,
         "created_at": voice.created_at.isoformat(timespec="seconds"),
     }
+
+
+def _demands(row: Voice | None) -> Answer:
+    """The row's state, terms and hours; None of each where there is no row to believe."""
+    if row is None:
+        return {"state": None, "terms": None, "hours": None}
+    return {"state": row.state.value, "terms": list(row.terms), "hours": row.hours}
 
 
 def _stage(stone: Tombstone) -> str:

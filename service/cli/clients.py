@@ -187,11 +187,15 @@ def invite(name: str, tenant: str, roles: tuple[str, ...], voice: UUID | None, m
     """Make a one-time code with which one browser registers a key of its own, and is the client NAME from then on.
 
     The page makes the key (WebCrypto, not extractable) and sends the code with a proof to POST /v1/browser-keys. The code is shown
-    once. The server answers pages of the origins in GLOTTIS_BROWSER_ORIGINS alone. To end it: glottis clients revoke NAME.
+    once, on standard output, and works once. Only pages of the origins in GLOTTIS_BROWSER_ORIGINS may use it, which is read when
+    `glottis up` starts; any other page is answered certificate_required. To end it: glottis clients revoke NAME.
     """
     named = [Role(role) for role in roles]
     made = registered.invite(Settings.load(os.environ), name, tenant=tenant, roles=named, voice=voice, lifetime_s=60 * minutes)
     _say({"client": name, "tenant": tenant, "roles": list(roles), **made}, made["code"], as_json=as_json)
+    click.echo(f"it works once, until {made['expires_at']}, for pages of {', '.join(made['origins']) or 'no origin'}", err=True)
+    if not made["origins"]:
+        click.echo("to let a page use it: GLOTTIS_BROWSER_ORIGINS=https://the.page's.origin glottis up", err=True)
 
 
 @clients.command("list")

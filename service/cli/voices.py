@@ -11,6 +11,7 @@ from uuid import UUID
 
 import click
 
+from policies.authority import VoiceState, VoiceTerm
 from service import step
 from service.cli.asking import confirmed
 from service.cli.exits import Ended, Exit
@@ -56,9 +57,9 @@ def list_(tenant: str | None, limit: int, as_json: bool) -> None:
 @click.argument("voice", type=click.UUID)
 @json_option
 def show(voice: UUID, as_json: bool) -> None:
-    """Show what there is of one voice, and how far its erasure is."""
+    """Show what there is of one voice, what it demands of who uses it, and how far its erasure is."""
     found = _ask(_settings(), "show", voice=str(voice))
-    say(found, _shown(found), as_json=as_json)
+    say(found, [*_shown(found), *_demanded(found)], as_json=as_json)
 
 
 @voices.command()
@@ -272,6 +273,24 @@ def _shown(found: Mapping[str, Any]) -> list[str]:
     lines += [f"  name: {found['name'] or 'not readable'}"] if found["name"] is not None else []
     lines += [f"  {found['keys']} key versions, {found['sealed_rows']} sealed rows"]
     return lines + [f"  {finding}" for finding in found["findings"]] + _shredding(found)
+
+
+_SAID = {
+    VoiceTerm.BEARER: "takes tokens bound to a certificate alone",
+    VoiceTerm.LIVENESS: "demands that its speaker has just said digits (POST /v1/liveness)",
+    VoiceTerm.DUAL_CONTROL: "demands that a second client approved the text (POST /v1/approvals)",
+}
+
+
+def _demanded(found: Mapping[str, Any]) -> list[str]:
+    """What differs for the voice, in sentences; nothing where it has no row that could be believed."""
+    if found["state"] is None:
+        return []
+    lines = [] if found["state"] == VoiceState.ACTIVE.value else [f"  {found['state']}: it neither speaks nor is compared"]
+    terms = [VoiceTerm(term) for term in found["terms"]]
+    lines += [f"  {_SAID[term]}" for term in terms]
+    lines += [] if VoiceTerm.BEARER in terms else ["  demands a proof by the client's own key with each token"]
+    return [*lines, f"  opens {hours_said(found['hours'])}"]
 
 
 def _would_go(found: Mapping[str, Any]) -> list[str]:

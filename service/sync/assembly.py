@@ -92,7 +92,7 @@ class SiteService:
             officers = ClientApprovals(self.database, active, self.inbox, self.node.ledger.roster, self.settings.site)
             return Registration(self.database, store, audit, officers)
 
-        return ClientCommands(registration)
+        return ClientCommands(registration, self.settings.origins)
 
     def details(self) -> DetailCommands:
         """The commands on the audit log's sealed details."""
