@@ -89,7 +89,10 @@ class KeyCompromised(KeyStateForbids):
     """This master key version is compromised."""
 
     code = "key_compromised"
-    fix = "Re-wrap its keys to the serving version; to open one before, officers break the glass with a reason."
+    fix = (
+        "Re-wrap its keys to the serving version (glottis keys rewrap RING); to open one before, officers break the glass with a "
+        "reason (glottis keys break-glass VERSION)."
+    )
 
 
 class KeyDestroyed(KeyStateForbids):

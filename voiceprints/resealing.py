@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from uuid import UUID
 
 from keyvault.database import Database, Transaction
@@ -45,7 +46,11 @@ class Resealing:
         recorder: Recorder,
         memory: LockedMemory,
         clock: Callable[[], float],
+        break_glass: Callable[[FoundKey], None] | None = None,
     ) -> None:
+        """`break_glass` returns where officers let a key under a compromised version open now, and raises otherwise: the grant
+        alone opens none."""
+        self._break_glass = break_glass
         self._database, self._keys, self._tombstones, self._policies = database, keys, tombstones, policies
         self._recorder, self._memory, self._clock = recorder, memory, clock
         self._store = VoiceprintStore()
@@ -63,7 +68,8 @@ class Resealing:
         room = 4 * (max(numbers) + sum(numbers)) + _ALIGNED
         with self._memory.buffer(room) as buffer:
             buffer.array(max(numbers))  # the first bytes: the window that values pass through to the token
-            with self._keys.open(key, lambda: grant.recheck(self._now(), voice=voice)) as dek:
+            glass = None if self._break_glass is None else partial(self._break_glass, key)
+            with self._keys.open(key, lambda: grant.recheck(self._now(), voice=voice), break_glass=glass) as dek:
                 opened = [open_into(dek, row, tenant=known.tenant, voice=voice, kind=row.kind, target=buffer) for row in rows]
             with durable(self._database) as transaction:
                 self._tombstones.lock(transaction, voice)

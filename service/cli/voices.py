@@ -11,6 +11,7 @@ from uuid import UUID
 
 import click
 
+from keyvault.errors import KeyCompromised
 from policies.authority import VoiceState, VoiceTerm
 from service import step
 from service.cli.asking import confirmed
@@ -181,6 +182,9 @@ def rekey(voices_: tuple[UUID, ...], dry_run: bool, yes: bool, as_json: bool) ->
     call after that does it; it ends with 75 until then. In a development installation of one site whoever runs this command
     is enough.
 
+    A voice under a compromised version keeps its key until it was moved (`glottis keys rewrap`) or while officers break the glass
+    for that version (`glottis keys break-glass`): then the same call does it in one step.
+
     Tokens for the old key are refused with voice_key_changed. With two sites a voice waits for the other one's receipt before
     it speaks again.
     """
@@ -339,6 +343,8 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _rekeyed(one: Mapping[str, Any]) -> str:
+    if one["code"] == KeyCompromised.code:
+        return f"{one['voice']} kept its key: {KeyCompromised.__doc__} {KeyCompromised.fix}"
     if one["code"]:
         return f"{one['voice']} kept its key: {one['code']}"
     return f"{one['voice']} has key version {one['key_version']}"

@@ -144,6 +144,8 @@ def test_officers_break_the_glass_and_it_closes_again(new_installation: Callable
     settings = site.settings
     voice = site.voice()
     until(site, voice, "speaks")
+    second = site.voice("2414")
+    until(site, second, "speaks")
     marked_clients_and_details(site, tmp_path)
 
     site.stop()
@@ -171,6 +173,11 @@ def test_officers_break_the_glass_and_it_closes_again(new_installation: Callable
     with glass(site, voice, "key_compromised", open_compromised):
         newer = site.voice("2033")
         until(site, newer, "speaks")
-    assert recorded(settings, "key.glass_broken") == 2
+        asked = json.loads(glottis(settings, "voices", "rekey", second, "--yes", "--json", code=75))["request"]
+        approve(settings, asked, 1, 2)
+        glottis(settings, "voices", "rekey", second, "--yes")
+        until(site, second, "speaks")
+    assert recorded(settings, "key.glass_broken") == 3
+    assert said_of(site, second) == "speaks", "its new key lies under the version that serves"
     assert said_of(site, newer) == "speaks", "what lies under another version needs no glass"
     glottis(settings, "audit", "check")

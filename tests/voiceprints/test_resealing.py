@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from types import SimpleNamespace
 from uuid import uuid4
@@ -19,8 +19,9 @@ from erasing import ErasingVault
 from test_forgetting import Child, child, needles, secrets, speech  # noqa: F401 — fixtures
 from vault import SmallVault
 
+from keyvault.approval_kinds import Kind, explained
 from keyvault.approvals import Officer, Operation, signed_by
-from keyvault.errors import KeyNotFound, KeyStateForbids, RowChanged, SealBroken
+from keyvault.errors import KeyCompromised, KeyNotFound, KeyStateForbids, RowChanged, SealBroken
 from keyvault.hsm import RingMaster
 from keyvault.locked import LockedBuffer
 from keyvault.records import WrappedKey
@@ -295,6 +296,45 @@ def test_the_operators_call_files_a_request_and_does_it_once_officers_have_appro
     assert done["approved_by"] == ["ann", "bob"]
     assert done["voices"] == [{"voice": str(enrolled.voice_id), "key_version": 2, "code": None}]
     assert office.rekey([enrolled.voice_id])["request"] not in (None, asked["request"]), "an approval is used once"
+
+
+def test_under_a_compromised_version_the_grant_opens_nothing_without_broken_glass(erasing, enrolled):
+    erasing.set_ring(1, KeyState.COMPROMISED)
+    with pytest.raises(KeyCompromised):
+        reseal(erasing, enrolled)
+    assert [key.state for key in keys_of(erasing, enrolled)] == [KeyState.ACTIVE], "nothing has changed"
+    asked = []
+
+    def broken(key):
+        asked.append(key.ref.id)
+        erasing.set_ring(1, KeyState.ACTIVE)  # the small token holds no second version to seal under
+
+    erasing.resealing._break_glass = broken
+    after = reseal(erasing, enrolled)
+    assert (after.key.version, asked) == (2, [enrolled.key.id])
+    reseal(erasing, after)
+    assert len(asked) == 1, "officers are asked for nothing where the version is not compromised"
+
+
+def test_officers_break_the_glass_for_the_operators_call_and_it_is_on_record(erasing, enrolled, officers, tmp_path):
+    (tmp_path / "roster").write_bytes(officers.roster.encode())
+    parts = (erasing.policies, erasing.audit, erasing.tombstones, erasing.erasure, officers.roster)
+    office = Voices(SimpleNamespace(site="a", roster_file=tmp_path / "roster"), erasing.database, erasing.hsm, *parts)
+    erasing.set_ring(1, KeyState.COMPROMISED)
+
+    def code():
+        return office.rekey([enrolled.voice_id])["voices"][0]["code"]
+
+    facts = {"site": "a", "reason": "a last message", "version": "ring/main/1"}
+    inbox, about = office._inbox(), explained(Kind.OPEN_COMPROMISED, "c", facts)
+    request = inbox.one(inbox.request(Kind.OPEN_COMPROMISED, about.subject, facts, datetime.now(UTC) + timedelta(hours=1))).request
+    for person in ("ann", "bob"):
+        assert code() == "key_compromised"
+        inbox.add(replace(request, approvals=(signed_by(request.operation, person, "approve", officers.pairs[person][1]),)))
+    assert code() == "key_state_forbids", "it opened, and there is no version to seal under"
+    assert [facts["version"] for _, facts in moments(erasing, "key.glass_broken")] == ["ring/main/1"]
+    inbox.cancel(request.operation.digest.hex())
+    assert code() == "key_compromised"
 
 
 @pytest.mark.timeout(300)
