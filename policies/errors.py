@@ -218,6 +218,11 @@ class AuthorizationDetailsInvalid(PolicyError):
     code = "invalid_authorization_details"
     fix = 'Send one object: {"type":"glottis_voice","actions":["speak"],"voice":"UUID","text_sha256":"hex"}.'
 
+    def __init__(self, detail: str | None = None, *, member: str | None = None) -> None:
+        """`member`: which one does not hold, by its name in our own vocabulary; never a name that a caller made up."""
+        super().__init__(detail)
+        self.member = member
+
 
 class GrantTypeUnsupported(PolicyError):
     """Only the client_credentials grant is offered."""

@@ -6,7 +6,6 @@ the same transaction as the decision, and the token is signed only after that tr
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from hmac import compare_digest
@@ -15,14 +14,12 @@ from uuid import UUID
 
 from keyvault.database import Database, Transaction
 from keyvault.records import KeyRef
-from policies import jws
 from policies.audit.errors import AuditError
 from policies.authority import Client, Voice, key_alone
 from policies.dual_control import DualControl, Utterance, approver_of
 from policies.engine import Policies, Question
 from policies.errors import (
     AuditUnavailable,
-    AuthorizationDetailsInvalid,
     BindingMismatch,
     CertificateRequired,
     ClientUnknown,
@@ -31,7 +28,7 @@ from policies.errors import (
     ProofReplayed,
 )
 from policies.gate import key_details, require_rows, used_details
-from policies.grants import OPENING, Agreed, Binding, Purpose, VerifiedProof
+from policies.grants import OPENING, Agreed, Binding, VerifiedProof
 from policies.intents import Facts, Intent, Intents, Outcome
 from policies.liveness import Liveness, Owner
 from policies.proofs import ProofVerifier, certificate_thumbprint
@@ -40,28 +37,13 @@ from policies.refusals import NotCounted, Refusals, counted, record_refusal, ref
 from policies.requests import Request
 from policies.store import Opening, PolicyStore, deciding
 from policies.throttle import Throttle
-from policies.tokens import MAX_CHARS, TOKEN_LIFETIME_S, Entitlement, TokenMint
+from policies.tokens import TOKEN_LIFETIME_S, Entitlement, TokenMint
+from policies.wishes import Wish
 
 MINT = "token.mint"
 """The action of the token endpoint's intents."""
 TOKEN_TYPES = {Binding.BOTH: "DPoP", Binding.CERTIFICATE: "Bearer", Binding.KEY: "DPoP"}
 """The `token_type` of an answer: RFC 9449 §5, RFC 8705 §3."""
-DETAILS_TYPE = "glottis_voice"
-MAX_DETAILS_LENGTH = 2048
-
-_SHA256_HEX = re.compile(r"[0-9a-f]{64}")
-_MEMBERS: dict[Purpose, tuple[frozenset[str], frozenset[str]]] = {
-    Purpose.SPEAK: (frozenset({"voice", "text_sha256"}), frozenset({"max_chars", "liveness", "approval"})),
-    Purpose.COMPARE: (frozenset({"voice"}), frozenset({"liveness"})),
-    Purpose.ENROL: (frozenset({"consent"}), frozenset()),
-    Purpose.CONSENT: (frozenset(), frozenset()),
-    Purpose.READ: (frozenset(), frozenset()),
-    Purpose.ERASE: (frozenset({"voice"}), frozenset()),
-    Purpose.LIVENESS: (frozenset({"voice"}), frozenset()),
-    Purpose.APPROVE: (frozenset({"voice", "text_sha256", "client"}), frozenset()),
-}
-"""Members beside `type` and `actions`: those needed, those possible."""
-
 KeyOf = Callable[[Transaction, Voice], KeyRef]
 """The key version that a voice is sealed with now, and the ring version that wraps it. Raises KeyNotFound."""
 
@@ -87,68 +69,6 @@ class IssuedToken:
     expires_in: int
     authorization_details: list[dict[str, Any]]
     intent_id: UUID
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What a client asks a token for."""
-
-    purpose: Purpose
-    voice: UUID | None = None
-    consent: UUID | None = None
-    text_sha256: str | None = None
-    max_chars: int | None = None
-    liveness: str | None = None
-    approval: str | None = None
-    client: str | None = None
-    """Whom an approval is for."""
-
-    @classmethod
-    def parse(cls, details: str) -> Wish:
-        """From `authorization_details`: one object, one action, no member we do not know. Raises AuthorizationDetailsInvalid."""
-        try:
-            return cls._parse(details)
-        except ValueError as problem:
-            raise AuthorizationDetailsInvalid(str(problem)) from None
-
-    @classmethod
-    def _parse(cls, details: str) -> Wish:
-        if len(details) > MAX_DETAILS_LENGTH:
-            raise ValueError("too long")
-        value = jws.strict_json(details.encode())
-        if not isinstance(value, list) or len(value) != 1 or not isinstance(value[0], dict):
-            raise ValueError("not one object in an array")
-        members = value[0]
-        actions = members.get("actions")
-        if members.get("type") != DETAILS_TYPE or not isinstance(actions, list) or len(actions) != 1:
-            raise ValueError("type or actions")
-        purpose = Purpose(jws.text(actions[0], "action"))
-        needed, possible = _MEMBERS[purpose]
-        names = members.keys() - {"type", "actions"}
-        if not needed <= names <= needed | possible:
-            raise ValueError("members other than this action has")
-        return cls(
-            purpose,
-            voice=UUID(jws.text(members["voice"], "voice")) if "voice" in names else None,
-            consent=UUID(jws.text(members["consent"], "consent")) if "consent" in names else None,
-            text_sha256=_hash(members["text_sha256"]) if "text_sha256" in names else None,
-            max_chars=_max_chars(members.get("max_chars", MAX_CHARS)) if purpose is Purpose.SPEAK else None,
-            **{name: jws.text(members[name], name) for name in ("liveness", "approval", "client") if name in names},
-        )
-
-    def details(self) -> list[dict[str, Any]]:
-        """The granted details, in the form in which they were asked for."""
-        optional: dict[str, Any] = {
-            "voice": None if self.voice is None else str(self.voice),
-            "consent": None if self.consent is None else str(self.consent),
-            "text_sha256": self.text_sha256,
-            "max_chars": self.max_chars,
-            "liveness": self.liveness,
-            "approval": self.approval,
-            "client": self.client,
-        }
-        granted = {name: value for name, value in optional.items() if value is not None}
-        return [{"type": DETAILS_TYPE, "actions": [self.purpose.value], **granted}]
 
 
 class Minting:
@@ -331,16 +251,3 @@ def _intent(outcome: Outcome, client: Client, wish: Wish, proof: VerifiedProof |
             **more,
         },
     )
-
-
-def _hash(value: Any) -> str:
-    if not isinstance(value, str) or not _SHA256_HEX.fullmatch(value):
-        raise ValueError("text_sha256 is not a SHA-256 in hex")
-    return value
-
-
-def _max_chars(value: Any) -> int:
-    count = jws.whole(value, "max_chars")
-    if not 0 < count <= MAX_CHARS:
-        raise ValueError(f"max_chars is more than {MAX_CHARS}, or none")
-    return count

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from keyvault.errors import KeyVaultError
-from policies.errors import PolicyError
+from policies.errors import AuthorizationDetailsInvalid, PolicyError
 from synth.errors import SynthError
 from voiceprints.errors import QualityRefused, VoiceprintError
 
 
 class Refusal(Exception):
-    """A refusal as it goes out. `extra` holds measured values and thresholds, never input."""
+    """A refusal as it goes out. `extra` holds measured values, thresholds and names of ours, never input."""
 
     def __init__(self, code: str, message: str, fix: str, extra: Mapping[str, object] | None = None) -> None:
         super().__init__(message)
@@ -28,6 +28,8 @@ def refusal_of(error: Exception) -> Refusal | None:
             return Refusal(error.code, str(error), error.fix, {"failed": failed})
         case VoiceprintError() | SynthError():
             return Refusal(error.code, str(error), error.fix)
+        case AuthorizationDetailsInvalid(detail=str(detail)):
+            return Refusal(error.code, str(error), f"Mend this: {detail}. {error.fix}", {"param": error.member})
         case KeyVaultError() | PolicyError():
             # Their details name keys, rows and clients: the docstring's first line is the public message.
             message = (type(error).__doc__ or error.code).strip().splitlines()[0]

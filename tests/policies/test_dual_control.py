@@ -31,7 +31,7 @@ from policies.errors import (
     VoiceMismatch,
 )
 from policies.grants import Agreed, Purpose
-from policies.minting import Wish
+from policies.wishes import Wish
 
 OTHER = "Another text."
 

@@ -32,9 +32,9 @@ from policies.errors import (
 )
 from policies.grants import Purpose
 from policies.liveness import DIGITS, WINDOW_S, Challenge, Liveness, Owner, Pass
-from policies.minting import Wish
 from policies.store import RETENTION_S
 from policies.tokens import TOKEN_LIFETIME_S
+from policies.wishes import Wish
 
 
 class Booth:

@@ -16,9 +16,10 @@ from policies import errors, jws
 from policies.authority import Role
 from policies.errors import PolicyError
 from policies.grants import Purpose
-from policies.minting import Wish
 from policies.proofs import make_proof
 from policies.tokens import MAX_CHARS, TOKEN_LIFETIME_S, jwks
+from policies.wishes import Wish
+from service.refusals import refusal_of
 
 VOICE = "7c7a0b3e-6a52-4d0e-9d5c-0e6c2f5b7a11"
 HASH = "a" * 64
@@ -168,6 +169,30 @@ def test_details_as_they_may_be():
 def test_details_that_are_not_understood(text):
     with pytest.raises(errors.AuthorizationDetailsInvalid):
         Wish.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("changed", "member"),
+    [
+        ({"voice": "secret"}, "voice"),
+        ({"voice": None}, "voice"),
+        ({"text_sha256": "secret"}, "text_sha256"),
+        ({"max_chars": "secret"}, "max_chars"),
+        ({"liveness": ["secret"]}, "liveness"),
+        ({"consent": VOICE}, "consent"),
+        ({"type": "secret"}, "type"),
+        ({"actions": ["secret"]}, "actions"),
+        ({"actions": [{"secret": 1}]}, "actions"),
+        ({"secret": VOICE}, None),
+    ],
+)
+def test_the_member_that_does_not_hold_is_named_and_nothing_that_was_sent(changed, member):
+    with pytest.raises(errors.AuthorizationDetailsInvalid) as refused:
+        Wish.parse(json.dumps([details(**changed)]))
+    told = refusal_of(refused.value)
+    assert told.extra == {"param": member}
+    assert "secret" not in f"{told}{told.fix}{told.extra}"
+    assert member is None or f"Mend this: {member} is" in told.fix
 
 
 @given(st.text(max_size=300))
