@@ -1,6 +1,6 @@
 """The main job, start to end, on real speech: `glottis demo`.
 
-Everything runs as in production, in a state folder of its own that is deleted at the end: two sites, each with an embedded
+Everything runs as in production, in a state folder of its own that is deleted at the end, unless a step failed: two sites, each with an embedded
 Postgres and SoftHSM tokens of its own, edge, vault and log under `glottis up`. Nothing here reaches into the processes; it
 calls the API like anybody else, and writes to the database only where it plays an attacker who can.
 """
@@ -58,10 +58,10 @@ class Plan:
 
 
 def run(plan: Plan, transcript: Transcript) -> None:
-    """Run the demo. Raises ServiceError where a step does not hold; leaves no process and no state folder."""
+    """Run the demo. Raises ServiceError where a step does not hold; leaves no process, and a state folder only then."""
     plan.recordings(SPEAKER)
     plan.out.mkdir(parents=True, exist_ok=True)
-    with _state_folder() as folder:
+    with _state_folder(transcript) as folder:
         # Destructions are due at once here; an installation keeps a delay in which they can be cancelled.
         variables = {"GLOTTIS_STATE_DIR": str(folder), "GLOTTIS_PORT": str(_free_port()), "GLOTTIS_DESTROY_DELAY_HOURS": "0"}
         settings = Settings.load(variables)
@@ -196,14 +196,24 @@ def _one_byte_changed(bundle: bytes) -> bytes:
 
 
 @contextmanager
-def _state_folder() -> Iterator[Path]:
-    """A folder of the demo's own, which the parts' users may enter; its parents stay as they are."""
+def _state_folder(transcript: Transcript) -> Iterator[Path]:
+    """A folder of the demo's own, which the parts' users may enter; its parents stay as they are.
+
+    It is deleted afterwards; where a step failed it is kept, because its logs say why.
+    """
     folder = Path(tempfile.mkdtemp(prefix="glottis-demo-"))
+    folder.chmod(0o711)
     try:
-        folder.chmod(0o711)
         yield folder / "state"
-    finally:
+    except Exception:
+        transcript.fact(f"a step failed; its state folder is kept, with the logs of every part in {folder / 'state' / 'log'}")
+        transcript.fact(f"to look at it: GLOTTIS_STATE_DIR={folder / 'state'} glottis doctor")
+        transcript.fact(f"to remove it: rm -r {folder}")
+        raise
+    except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _free_port() -> int:

@@ -198,7 +198,8 @@ class ProblemBody(BaseModel):
     message: str
     fix: str
     type: str
-    param: None = None
+    param: str | None = None
+    """The member of `authorization_details` that does not hold, where the refusal is about one of ours."""
 
 
 class Problem(Shape):
