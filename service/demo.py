@@ -1,7 +1,7 @@
 """The main job, start to end, on real speech: `glottis demo`.
 
-Everything runs as in production, in a state folder of its own that is deleted at the end, unless a step failed: two sites, each with an embedded
-Postgres and SoftHSM tokens of its own, edge, vault and log under `glottis up`. Nothing here reaches into the processes; it
+Everything runs as in production, in a state folder of its own, deleted at the end unless a step failed: two sites, each with an
+embedded Postgres and SoftHSM tokens of its own, edge, vault and log under `glottis up`. Nothing here reaches into the processes; it
 calls the API like anybody else, and writes to the database only where it plays an attacker who can.
 """
 

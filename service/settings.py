@@ -32,10 +32,13 @@ class Settings:
     """Everything that can be set. Each field `x` is read from `GLOTTIS_X`; anything else with that prefix is refused."""
 
     state_dir: Path
+    """The folder with everything of this installation. Each command that asks a running one needs the same."""
     bind: str = "127.0.0.1"
+    """The address at which the edge listens."""
     port: int = 8443
+    """The port at which the edge listens."""
     public_base_url: str = "https://localhost:8443"
-    """What clients call, without a slash at the end: the `htu` of their proofs starts with it."""
+    """What clients call, without a slash at the end: the `htu` of their proofs starts with it. Unset, it follows `port`."""
     edge_socket: Path | None = None
     """A Unix socket at which a proxy on this machine reaches the edge, in a folder of its own choice; unset, there is none.
     Whoever may connect to it is believed about clients' certificates (RFC 9440)."""
@@ -51,32 +54,44 @@ class Settings:
     territory: str = "XX"
     """Where this installation speaks, ISO 3166 alpha-2; `XX` is no country: only consents for everywhere (`*`) then hold."""
     vault_workers: int = 2
+    """How many processes open voices."""
     edge_workers: int = 1
+    """How many processes answer at the port."""
     log_level: str = "info"
+    """The least that is written to `log/` in the state folder: debug, info, warning or error."""
     pkcs11_module: Path | None = None
+    """The HSM's PKCS#11 library; unset, it is SoftHSM's, where the system keeps it."""
     pkcs11_profile: str | None = None
     """Which quirks the module has (softhsm, cloudhsm, generic, …); unset, it is found by what the module says of itself. A
     profile without TRUSTED masters (generic-split, luna, softhsm-split) is used only where it is named, from the founding on."""
     serving_pin_file: Path | None = None
+    """A file with the serving token's PIN, which its owner alone may read; unset, it lies beside the token."""
     serving_pin_command: str | None = None
+    """A command that prints the serving token's PIN, in place of a file; no shell reads it."""
     log_pin_file: Path | None = None
+    """A file with the PIN of the audit log's token; unset, it lies beside the token."""
     log_pin_command: str | None = None
+    """A command that prints the PIN of the audit log's token, in place of a file."""
     database_url: str | None = None
-    """Owner's URL of a Postgres of your own; None starts the embedded one. It holds no password: use one of the next two."""
+    """Owner's URL of a Postgres of your own; unset, an embedded one is started. It holds no password: use one of the next two."""
     database_url_file: Path | None = None
+    """A file with that URL, password included, which its owner alone may read."""
     database_url_command: str | None = None
+    """A command that prints that URL."""
     site: str = "a"
-    """This site's name in the roster."""
+    """This site's name in the roster: a or b."""
     sites: int = 2
     """How many sites the cluster has; 1 is a development mode, in which no key is ever held twice."""
     serves: bool = True
     """Whether vault and edge run here. A site that does not serve keeps keys, votes and signs all the same."""
     site_bind: str = "127.0.0.1"
+    """The address at which the other site reaches this one."""
     site_port: int = 0
     """Where the other site reaches this one; 0 is any free port, which is enough while both are on one machine."""
     peer: str = "embedded"
     """`embedded`: site a starts site b in its own state folder; `external`: the other site runs elsewhere, at `peer_url`."""
     peer_url: str | None = None
+    """Where the other site is reached, https://host:port, if it is `external`."""
     peer_port: int = 0
     """The port at which an embedded site b serves too; 0 leaves serving to site a."""
     peer_age_hours: int = 72

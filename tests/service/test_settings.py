@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from service.errors import SecretRefused, SettingsRefused
 from service.settings import Secret, Settings
+from service.settings_page import meanings, page
 
 
 def test_defaults_need_nothing_but_a_home():
@@ -21,6 +23,12 @@ def test_defaults_need_nothing_but_a_home():
 
 def test_a_port_of_ones_own_moves_the_base_url():
     assert Settings.load({"GLOTTIS_PORT": "9000"}).public_base_url == "https://localhost:9000"
+
+
+def test_every_setting_says_what_it_is_and_the_page_of_settings_is_up_to_date():
+    assert meanings().keys() == {one.name for one in fields(Settings)}
+    page_there = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
+    assert page_there == page(), "python -m service.settings_page > docs/settings.md"
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_one():
