@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 
 from keyvault.errors import KeyUseRefused, UnwrapRejected
 from keyvault.events import KeyEvent
-from keyvault.hsm import Canary, KeyName, NewDek, OpenDek, RingMaster, SiteHsm
+from keyvault.hsm import Canary, Figures, KeyName, NewDek, OpenDek, RingMaster, SiteHsm
 from keyvault.key_uses import RING_MASTER, SYNC_ANCHOR, Place, Use, allowed, current_place
 
 USE_REFUSED = "hsm.use_refused"
@@ -130,6 +130,10 @@ class GuardedHsm:
 
     def random(self, length: int) -> bytes:
         return self._hsm.random(length)
+
+    @property
+    def figures(self) -> Figures:
+        return self._hsm.figures
 
     def close(self) -> None:
         self._hsm.close()

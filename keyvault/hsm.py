@@ -84,6 +84,18 @@ class OpenDek(Protocol):
         """Decrypt straight into `target` at `offset`; returns the length. Raises SealBroken, and leaves zeros there."""
 
 
+@dataclass
+class Figures:
+    """What happened to a token's sessions since this process opened it: counts, and nothing of what was done in them."""
+
+    sessions_replaced: int = 0
+    """Sessions that were lost one by one."""
+    recoveries: int = 0
+    """Times that the module was initialized and logged in anew."""
+    timeouts: int = 0
+    """Calls that hung longer than they may."""
+
+
 class Hsm(Protocol):
     """One token, logged in once for the life of the process. Methods may be called from any thread."""
 
@@ -134,6 +146,10 @@ class Hsm(Protocol):
 
     def random(self, length: int) -> bytes:
         """Random bytes from the token."""
+
+    @property
+    def figures(self) -> Figures:
+        """What happened to its sessions so far."""
 
     def close(self) -> None:
         """Log out and let the module go. Idempotent."""

@@ -11,11 +11,11 @@ from functools import partial
 from keyvault import pkcs11_objects, pkcs11_signers, quirks
 from keyvault.breaker import Breaker
 from keyvault.errors import KeyGone, KeyNotFound, SealBroken, UnwrapRejected
-from keyvault.hsm import Canary, KeyName, NewDek, OpenDek, RingMaster, signer_label
+from keyvault.hsm import Canary, Figures, KeyName, NewDek, OpenDek, RingMaster, signer_label
 from keyvault.hsm_listeners import UNHEARD, Listeners
 from keyvault.pkcs11_deks import OpeningDek, SealingDek, SessionCanary, SessionKey, open_sealed, seal, unwrap
 from keyvault.pkcs11_names import Mechanism, ObjectClass
-from keyvault.pkcs11_pool import Figures, SessionPool
+from keyvault.pkcs11_pool import SessionPool
 from keyvault.pkcs11_raw import GCM_NONCE, GCM_TAG
 from keyvault.pkcs11_start import Module, TokenConfig, TokenSession, starting_alone
 from keyvault.pkcs11_structures import EncodedTemplate
@@ -99,7 +99,6 @@ class Pkcs11Hsm:
 
     @property
     def figures(self) -> Figures:
-        """Sessions replaced, recoveries and time-outs so far."""
         return self._token.figures
 
     @contextmanager

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from typing import TypeVar
 
 from keyvault.breaker import Breaker
@@ -27,6 +26,7 @@ from keyvault.errors import (
     PromiseBroken,
     SessionKeyGone,
 )
+from keyvault.hsm import Figures
 from keyvault.pin_throttle import HeldPin
 from keyvault.pkcs11_names import LOST, LOST_KEY, LOST_SESSION
 from keyvault.pkcs11_places import FreePlaces, Place
@@ -39,15 +39,6 @@ NOT_AGAIN_S = 30.0
 _PAUSE_S = 0.1
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass
-class Figures:
-    """What happened to the pool so far."""
-
-    sessions_replaced: int = 0
-    recoveries: int = 0
-    timeouts: int = 0
 
 
 class SessionPool:

@@ -14,6 +14,7 @@ from service.audit_bundles import check_records
 from service.cli.exits import Exit, exit_for
 from service.errors import AlreadyRunning, StateFolderRefused
 from service.findings import Finding
+from service.hsm_figures import hsm_finding, worker_figures
 from service.isolation import Account, Isolation, establish
 from service.programs import edge_serves, listening, unix_serves
 from service.schema import check_versions, opened
@@ -175,6 +176,8 @@ def _sockets(settings: Settings) -> Iterator[Finding]:
         serves = unix_serves(path)
         mend = f"Read {settings.log_dir / path.stem}.log"
         yield Finding(path.stem, "ok", "ready") if serves else Finding(path.stem, "fails", "is not ready", mend, Exit.TEMPORARY)
+        if figures := worker_figures(path):
+            yield hsm_finding(path.stem, figures, settings.log_dir)
     if settings.edge_tcp and edge_serves(settings):
         yield Finding("edge", "ok", f"serves {settings.public_base_url} over TLS")
     elif settings.edge_tcp:

@@ -13,6 +13,7 @@ from service.certificates import RENEW_DAYS
 from service.cli.exits import Exit
 from service.errors import NotRunning, SiteBusy
 from service.findings import Finding
+from service.hsm_figures import hsm_finding
 from service.schema import opened
 from service.settings import Settings
 from service.sync.admin import SiteRefused, ask
@@ -31,6 +32,7 @@ def sites(settings: Settings) -> Iterator[Finding]:
     except SiteRefused as refused:
         yield Finding("sites", "fails", str(refused), refused.fix, Exit.INTEGRITY)
         return
+    yield hsm_finding("site", found["hsm"], settings.log_dir)
     if found["frozen"]:
         mend = "Find which site was copied or restored, and replace it by M of N officers."
         yield Finding("sites", "fails", "a site signed two histories; nothing changes any more", mend, Exit.INTEGRITY)

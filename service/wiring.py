@@ -120,6 +120,7 @@ def _vault(settings: Settings, database: Database, hsm: SiteHsm) -> Vault:
         agreement=agreement,
         receipt_of=None if agreement.alone else lambda voice: _synced(database, keys, voice),
         ready=_readiness(database, hsm, store),
+        hsm=hsm,
         jwks=lambda: jwks(callers.signing),
     )
 

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from keyvault.errors import CeremonyRefused, HsmUnavailable, KeyNotFound, MasterMissing, PromiseBroken, SealBroken, UnwrapRejected
-from keyvault.hsm import VERSIONED, Canary, KeyName, NewDek, OpenDek, RingMaster
+from keyvault.hsm import VERSIONED, Canary, Figures, KeyName, NewDek, OpenDek, RingMaster, Sealed
 from keyvault.locked import LockedBuffer
 
 _P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
@@ -45,6 +45,7 @@ class FakeHsm:
         }
         self._closed = False
         self.fault: Exception | None = None
+        self.figures = Figures()
         self.unwraps = 0
 
     def masters(self) -> tuple[RingMaster, ...]:
@@ -56,11 +57,22 @@ class FakeHsm:
         yield _FakeNewDek(key, aes_key_wrap(self._master(master), key))
 
     @contextmanager
-    def open_dek(self, master: RingMaster, wrapped: bytes, check: Callable[[], None] | None = None) -> Iterator[OpenDek]:
-        wrapping = self._master(master)
-        if check is not None:
-            check()
-        yield _FakeOpenDek(self._unwrap(wrapping, wrapped))
+    def open_dek(self, master: RingMaster, wrapped: bytes) -> Iterator[OpenDek]:
+        yield _FakeOpenDek(self._unwrap(self._master(master), wrapped))
+
+    def open_recorded(
+        self, master: RingMaster, wrapped: bytes, sealed: Sequence[Sealed], record: bytes, permit: Callable[[bytes], None]
+    ) -> None:
+        places = [part.target.view(part.offset, part.offset + _length_of(part)) for part in sealed]
+        try:
+            permit(self.mac(KeyName.RECORD_MAC, record))
+            dek = _FakeOpenDek(self._unwrap(self._master(master), wrapped))
+            for part in sealed:
+                dek.open_into(part.data, part.aad, part.target, part.offset)
+        except BaseException:
+            for place in places:
+                place.fill(0)
+            raise
 
     def rewrap(self, wrapped: bytes, source: RingMaster, target: RingMaster) -> bytes:
         return aes_key_wrap(self._master(target), self._unwrap(self._master(source), wrapped))
@@ -245,15 +257,20 @@ class _FakeOpenDek:
     _key: bytes
 
     def open_into(self, sealed: bytes, aad: bytes, target: LockedBuffer, offset: int = 0) -> int:
-        length = len(sealed) - 28
-        if length <= 0:
-            raise SealBroken("sealed data is too short")
-        if offset < 0 or offset + length > target.size:
-            raise ValueError(f"{length} bytes do not fit at {offset} of {target!r}")
+        length = _length_of(Sealed(sealed, aad, target, offset))
         ctypes.memset(target.address + offset, 0, length)
         plain = _decrypt(self._key, sealed, aad)
         ctypes.memmove(target.address + offset, plain, length)
         return length
+
+
+def _length_of(part: Sealed) -> int:
+    length = len(part.data) - 28
+    if length <= 0:
+        raise SealBroken("sealed data is too short")
+    if part.offset < 0 or part.offset + length > part.target.size:
+        raise ValueError(f"{length} bytes do not fit at {part.offset} of {part.target!r}")
+    return length
 
 
 def _new_pair(name: KeyName) -> ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -36,6 +37,7 @@ def report(site: SiteService) -> dict[str, Any]:
         "open": state.awaiting() if state.vote else None,
         "quarantined": list(state.quarantined),
         "marks": list(ledger.marks),
+        "hsm": asdict(site.hsm.figures),
         "peer": None if heard is None else _peer(*heard, site.coordinator.age()),
     }
 

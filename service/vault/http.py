@@ -9,6 +9,7 @@ import asyncio
 import base64
 import binascii
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from functools import wraps
 from typing import TypeVar
 from urllib.parse import parse_qsl
@@ -69,6 +70,7 @@ def create_app(vault: Vault, threads: Threads) -> Starlette:
     app = Starlette(
         routes=[
             Route("/readyz", calls.readyz),
+            Route("/hsm", calls.figures),
             Route("/.well-known/jwks.json", calls.jwks),
             Route(_TOKEN_PATH, calls.token, methods=["POST"]),
             Route("/v1/consents", calls.record_consent, methods=["POST"]),
@@ -121,6 +123,10 @@ class _Calls:
     async def readyz(self, _: Request) -> Response:
         broken = await self._run(self._vault.readiness)
         return JSONResponse({"status": "unready", "broken": broken} if broken else {"status": "ready"}, 503 if broken else 200)
+
+    async def figures(self, _: Request) -> Response:
+        """For the operator on this host: no edge sends anybody here."""
+        return JSONResponse(asdict(self._vault.hsm.figures))
 
     @_at(Place.JWKS)
     async def jwks(self, _: Request) -> Response:

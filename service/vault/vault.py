@@ -9,12 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
 from keyvault.database import Database, Statement, Transaction
+from keyvault.hsm import Hsm
 from policies.authority import Voice
 from policies.browsers import BrowserKeys, Presented
 from policies.dual_control import DualControl, Utterance
@@ -69,6 +70,7 @@ class Vault:
     presence: Presence
     speech: Speech
     ready: Readiness
+    hsm: Hsm = field(repr=False)
     jwks: Callable[[], dict[str, list[dict[str, Any]]]]
     agreement: Agreement
     receipt_of: Callable[[UUID], bool] | None

@@ -14,22 +14,28 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from faulty_module import FaultyModule, once
 from hsm_fixtures import USER_PIN, ServingToken, copied, in_own_process
 
 from keyvault.errors import CallFailed, HsmTimeout, HsmUnavailable, KeyVaultError
 from keyvault.events import KeyEvent
-from keyvault.hsm import KeyName, RingMaster
+from keyvault.guarded_hsm import GuardedHsm
+from keyvault.hsm import Figures, KeyName, RingMaster
 from keyvault.hsm_listeners import Listeners
+from keyvault.key_uses import Place
 from keyvault.locked import LockedBuffer
 from keyvault.pkcs11_hsm import Pkcs11Hsm
 from keyvault.pkcs11_names import Answer, Attribute
 from keyvault.pkcs11_start import TokenConfig
+from service.hsm_figures import FIGURES_PATH, hsm_finding
+from service.vault.threads import Threads
 
 MASTER = RingMaster("main", 1)
 THREADS = 8
@@ -180,6 +186,42 @@ def test_a_loss_under_load_is_healed_once(serving_token: ServingToken, tmp_path:
     assert report["recoveries"] >= 1
     assert report["logins"] <= report["recoveries"] + 1, "single flight: one login a recovery"
     assert report["master"] == "worked", "the cached handle of the master was found again"
+
+
+def counted(config: TokenConfig) -> list[Figures]:
+    """What a process says of its sessions, before the module ends under it and after."""
+    module = FaultyModule(config.module)
+    hsm = opened(config)
+    guarded = GuardedHsm(hsm, Place.VAULT, lambda _: None)
+    guarded.random(8)
+    before = replace(guarded.figures)
+    stop_the_module(module, hsm)
+    guarded.random(8)
+    return [before, guarded.figures]
+
+
+def answered(figures: Figures) -> dict[str, int]:
+    """What a vault worker with this token answers its operator."""
+    from service.vault.http import create_app  # it loads every engine, and the processes of other tests import this file
+
+    vault: Any = SimpleNamespace(hsm=SimpleNamespace(figures=figures))
+
+    async def ask() -> dict[str, int]:
+        transport = httpx.ASGITransport(create_app(vault, Threads(1)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://vault") as client:
+            return dict((await client.get(FIGURES_PATH)).json())
+
+    return asyncio.run(ask())
+
+
+def test_a_recovery_raises_the_count_that_an_operator_is_shown(serving_token: ServingToken) -> None:
+    before, after = in_own_process(counted, serving_token.config)
+    assert answered(before) == {"sessions_replaced": 0, "recoveries": 0, "timeouts": 0}
+    assert answered(after)["recoveries"] == 1
+    quiet, note = (hsm_finding("vault-0", answered(figures), Path("log")) for figures in (before, after))
+    assert (quiet.state, quiet.said) == ("ok", "no session was lost and no call timed out since it started")
+    assert (note.state, note.figures) == ("note", asdict(after))
+    assert "recoveries: 1" in note.said
 
 
 def close_pooled_sessions(config: TokenConfig) -> dict[str, Any]:
