@@ -138,11 +138,11 @@ class ApprovalCommands:
         return self.file_act(self.coordinator.propose_act(Op(op), reason, new), hours)
 
     def _replaced(self, old: Roster, replacement: Mapping[str, str]) -> Roster:
-        key = SiteKey(replacement["site"], replacement["serial"], _bytes(replacement["identity"]))
         own = next(site for site in old.sites if site.name == self.node.name)
         try:
+            key = SiteKey(replacement["site"], replacement["serial"], _bytes(replacement["identity"]))
             return replace(old, epoch=old.epoch + 1, sites=tuple(sorted((own, key), key=lambda site: site.name)))
-        except ValueError as error:
+        except (KeyError, ValueError) as error:
             raise SyncRefused(f"this cannot be a roster: {error}") from error
 
     def file_act(self, proposal: Proposal, hours: int = DEFAULT_HOURS) -> Facts:

@@ -258,6 +258,20 @@ class RequestUnreadable(ServiceError):
     fix = "Export it again: glottis approvals export ID --out FILE, and carry the file unchanged."
 
 
+class CommandMalformed(ServiceError):
+    """This is no command of the site process, as it declares it."""
+
+    code = "command_malformed"
+    fix = "Use the command line of the same version."
+
+
+class ArgumentRefused(ServiceError):
+    """An argument of this command does not hold."""
+
+    code = "argument_refused"
+    fix = "Correct what the message names; `--help` of the command says what it takes."
+
+
 class BackupFailed(ServiceError):
     """The backup could not be made or put back."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 import structlog
 
@@ -118,7 +118,7 @@ class KeyCommands:
         """What a re-wrap would do. Raises what refuses its target."""
         return plan_facts(self._rewrapping.plan(ring, target=target))
 
-    def key_change(self, act: str, master: str, reason: str) -> Facts:
+    def key_change(self, act: Literal["suspend", "resume", "deactivate", "compromise"], master: str, reason: str) -> Facts:
         """`suspend`, `resume`, `deactivate` or `compromise` one version, at both sites."""
         acts = {
             "suspend": self.lifecycle.suspend,

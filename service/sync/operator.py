@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import anyio.to_thread
 import structlog
@@ -13,10 +11,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from service.errors import ServiceError
-
-Call = Callable[..., Mapping[str, Any]]
-"""Takes the request's fields as keywords; what it answers is JSON."""
+from service.errors import ArgumentRefused, ServiceError
+from service.sync.arguments import Call as Call
+from service.sync.arguments import arguments, typed
 
 _log = structlog.get_logger()
 
@@ -24,12 +21,14 @@ _log = structlog.get_logger()
 def create_app(calls: Mapping[str, Call], ready: Callable[[], bool]) -> Starlette:
     """The commands' application. `ready` says whether the site works now (`/readyz`)."""
 
+    known = {name: typed(call) for name, call in calls.items()}
+
     async def run(request: Request) -> Response:
-        call = calls.get(request.path_params["call"])
+        call = known.get(request.path_params["call"])
         if call is None:
             return _refusal("not_found", "The site process knows no such command.", "Use the command line of the same version.")
         try:
-            given = json.loads(await request.body() or b"{}")
+            given = arguments(await request.body())
             return JSONResponse(await anyio.to_thread.run_sync(lambda: dict(call(**given))))
         except Exception as error:  # noqa: BLE001 — the last door: whoever asked reads why, the log has where
             return _failed(error)
@@ -46,6 +45,10 @@ def _failed(error: Exception) -> Response:
         return _refusal(error.code, str(error), error.mend)
     if hasattr(error, "code"):
         return _refusal(str(error.code), str(error), str(getattr(error, "fix", "")))
+    if isinstance(error, ValueError | OverflowError):
+        # What is not a value of its kind (an id, a label, base64, a date) is refused where it is read, whichever command it is of.
+        _log.warning("command_refused", exc_info=error)
+        return _refusal(ArgumentRefused.code, f"an argument does not hold: {str(error)[:200]!a}", ArgumentRefused.fix)
     _log.error("command_failed", exc_info=error)
     return _refusal("internal_error", f"{type(error).__name__} in the site process", "Read log/site.log; report it with the entry.")
 
