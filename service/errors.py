@@ -20,7 +20,7 @@ class SettingsRefused(ServiceError):
     """A setting is unknown or does not hold."""
 
     code = "settings_refused"
-    fix = "Correct the GLOTTIS_ variable named in the message; every setting has a working default."
+    fix = "Correct the GLOTTIS_ variable named in the message; docs/settings.md lists all, each with a working default."
 
 
 class SecretRefused(ServiceError):

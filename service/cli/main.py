@@ -38,8 +38,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 def cli() -> None:
     """Glottis: voiceprints under hardware keys, and speech that proves it may.
 
-    Settings are GLOTTIS_ variables, each with a working default. Exit codes: 0 ok, 1 usage or this machine, 2 HSM,
-    3 integrity, 4 refused, 5 partial, 6 conflict, 75 try again.
+    Settings are GLOTTIS_ variables, each with a working default (docs/settings.md). Exit codes: 0 ok, 1 usage or this machine,
+    2 HSM, 3 integrity, 4 refused, 5 partial, 6 conflict, 75 not yet: officers are awaited, or something is away.
     """
 
 

@@ -46,6 +46,10 @@ def set_(as_json: bool, **plan: Any) -> None:
 
     rotate asks officers for a ceremony when the serving version is old or wraps many keys. rewrap moves keys by itself, whenever
     an older version wraps any. destroy asks officers to end versions that wrap nothing any more.
+
+    \b
+    glottis keys schedule set yearly --action rotate --after-days 365
+    glottis keys schedule set follow --action rewrap --rate 200
     """
     found = ask(Settings.load(os.environ), "key_schedule_set", **plan)
     say(found, [_scheduled(found)], as_json=as_json)

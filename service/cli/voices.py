@@ -334,7 +334,7 @@ def _shredding(found: Mapping[str, Any]) -> list[str]:
     return [
         f"{waits}; nothing is planned that leads there",
         f"  to shred it now: glottis keys ceremony, rotate and rewrap, then {now}",
-        "  to have it done: glottis keys schedule",
+        "  to have it done: glottis keys schedule set NAME --action destroy --after-days DAYS",
     ]
 
 
