@@ -35,7 +35,7 @@ from bench.rewrap import QUICK_ROWS, ROWS, measure_rewrapping
 from keyvault import ceremony, softhsm
 from keyvault.database import Transaction
 from keyvault.events import KeyEvent
-from keyvault.hsm import RingMaster
+from keyvault.hsm import RingMaster, Sealed
 from keyvault.keys import FoundKey, VoiceKeys
 from keyvault.locked import LockedBuffer
 from keyvault.pkcs11_hsm import Pkcs11Hsm
@@ -100,8 +100,7 @@ class Open:
         target, keys, key, sealed = LockedBuffer(SIZE), self._keys, self._key, self._sealed
 
         def once() -> None:
-            with keys.open(key, _permitted) as dek:
-                dek.open_into(sealed, AAD, target)
+            keys.open(key, [Sealed(sealed, AAD, target)], _permitted)
 
         return once
 

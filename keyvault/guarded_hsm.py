@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 
 from keyvault.errors import KeyUseRefused, UnwrapRejected
 from keyvault.events import KeyEvent
-from keyvault.hsm import Canary, Figures, KeyName, NewDek, OpenDek, RingMaster, SiteHsm
+from keyvault.hsm import Canary, Figures, KeyName, NewDek, OpenDek, RingMaster, Sealed, SiteHsm
 from keyvault.key_uses import RING_MASTER, SYNC_ANCHOR, Place, Use, allowed, current_place
 
 USE_REFUSED = "hsm.use_refused"
@@ -46,11 +46,16 @@ class GuardedHsm:
         self.require(RING_MASTER, Use.WRAP)
         return self._hsm.new_dek(master)
 
-    def open_dek(
-        self, master: RingMaster, wrapped: bytes, check: Callable[[], None] | None = None
-    ) -> AbstractContextManager[OpenDek]:
+    def open_dek(self, master: RingMaster, wrapped: bytes) -> AbstractContextManager[OpenDek]:
         self.require(RING_MASTER, Use.OPEN)
-        return self._hsm.open_dek(master, wrapped, check)
+        return self._hsm.open_dek(master, wrapped)
+
+    def open_recorded(
+        self, master: RingMaster, wrapped: bytes, sealed: Sequence[Sealed], record: bytes, permit: Callable[[bytes], None]
+    ) -> None:
+        self.require(RING_MASTER, Use.OPEN)
+        self.require(KeyName.RECORD_MAC, Use.MAC)
+        self._hsm.open_recorded(master, wrapped, sealed, record, permit)
 
     def rewrap(self, wrapped: bytes, source: RingMaster, target: RingMaster) -> bytes:
         self.require(RING_MASTER, Use.REWRAP)

@@ -77,6 +77,16 @@ class NewDek(Protocol):
         """AES-256-GCM of the first `length` bytes, read from the locked buffer by pointer: nonce(12) | ciphertext | tag(16)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """Data under a voice's key, nonce(12) | ciphertext | tag(16), and where its plaintext goes: to `target` from `offset` on."""
+
+    data: bytes
+    aad: bytes
+    target: LockedBuffer
+    offset: int = 0
+
+
 class OpenDek(Protocol):
     """A voice's key unwrapped in the token, for opening only, until the `with` block ends."""
 
@@ -105,12 +115,18 @@ class Hsm(Protocol):
     def new_dek(self, master: RingMaster) -> AbstractContextManager[NewDek]:
         """Make a DEK as a session object and wrap it under `master`; destroyed when the block ends. Raises KeyNotFound."""
 
-    def open_dek(
-        self, master: RingMaster, wrapped: bytes, check: Callable[[], None] | None = None
-    ) -> AbstractContextManager[OpenDek]:
-        """Unwrap with the full template; destroyed when the block ends. Raises KeyNotFound, UnwrapRejected.
+    def open_dek(self, master: RingMaster, wrapped: bytes) -> AbstractContextManager[OpenDek]:
+        """Unwrap with the full template, for a probe; destroyed when the block ends. Raises KeyNotFound, UnwrapRejected."""
 
-        `check` runs with a session in hand, as the last thing before C_UnwrapKey; what it raises, nothing is unwrapped for.
+    def open_recorded(
+        self, master: RingMaster, wrapped: bytes, sealed: Sequence[Sealed], record: bytes, permit: Callable[[bytes], None]
+    ) -> None:
+        """A stored key's data opened in one visit to the token: `record` gets its MAC of RECORD_MAC, `permit` is called with it,
+        the key is unwrapped, the data decrypted each to its place, the key destroyed.
+
+        `permit` is the last thing before C_UnwrapKey: what it raises, nothing is unwrapped for. It may be called again where a
+        session is lost meanwhile, and must not use the token. Raises KeyNotFound, UnwrapRejected, SealBroken: zeros then stand
+        in every place.
         """
 
     def rewrap(self, wrapped: bytes, source: RingMaster, target: RingMaster) -> bytes:

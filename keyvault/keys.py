@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from uuid import UUID, uuid4
 
 from keyvault.database import Transaction
 from keyvault.errors import HsmUnavailable, KeyCompromised, KeyDestroyed, KeyNotFound, RowChanged
 from keyvault.events import KeyEvent, Recorder
-from keyvault.hsm import DEFAULT_RING, NewDek, OpenDek, RingMaster, SiteHsm
+from keyvault.hsm import DEFAULT_RING, NewDek, RingMaster, Sealed, SiteHsm
 from keyvault.lifecycle import PendingUse
 from keyvault.locked import LockedBuffer
-from keyvault.records import KeyRef, RecordMac, RingVersion, WrappedKey
+from keyvault.records import KeyRef, RecordMac, RingVersion, WrappedKey, canonical
 from keyvault.rings import Rings
 from keyvault.states import KeyState, KeyUse, require_use
 from keyvault.store import KeyStore
@@ -41,6 +42,11 @@ class FoundKey(WrappedKey):
     """
 
     ring_state: KeyState | None = None
+
+    @cached_property
+    def record(self) -> bytes:
+        """What the MAC covers: made once for the check when the key is found and the one before it opens."""
+        return canonical(WrappedKey.DOMAIN, *self.fields)
 
     @classmethod
     def of(cls, key: WrappedKey, ring_state: KeyState | None) -> FoundKey:
@@ -107,40 +113,52 @@ class VoiceKeys:
         """Exactly this key version. Raises KeyNotFound, RecordTampered."""
         return self._found(transaction, self._store.key_and_ring(transaction, dek_id=dek_id), f"key {dek_id}")
 
-    @contextmanager
-    def open(self, key: FoundKey, check: Callable[[], None], *, break_glass: Callable[[], None] | None = None) -> Iterator[OpenDek]:
-        """Unwrap in the token for the length of the block: record MAC, states, receipts, then `check()`, then C_UnwrapKey.
+    def open(
+        self,
+        key: FoundKey,
+        sealed: Sequence[Sealed],
+        check: Callable[[], None],
+        *,
+        break_glass: Callable[[], None] | None = None,
+    ) -> None:
+        """Open what is sealed under the key, in one visit to the token: record MAC, states, receipts, then `check()`, then
+        C_UnwrapKey. No key is in the token when this returns or raises.
 
         `break_glass` opens under a compromised master too, if it returns: it raises unless officers permitted exactly that.
         Raises RecordTampered, KeyStateForbids (KeyCompromised, KeyDestroyed), AwaitingSync, what `check` raises, KeyNotFound
-        naming site and version where the token has no such master, UnwrapRejected.
+        naming site and version where the token has no such master, UnwrapRejected, SealBroken. Zeros then stand in the places.
         """
-        self._mac.check(key.mac, WrappedKey.DOMAIN, *key.fields)
-        require_use(key.state, KeyUse.OPEN)
-        if self._receipts and not key.synced:
-            raise AwaitingSync(f"not every site has signed for version {key.ref.version} of this voice's key")
         master = RingMaster(key.ref.ring, key.ref.ring_version)
-        if key.ring_state is KeyState.COMPROMISED and break_glass is not None:
-            break_glass()
-        else:
-            self._require_opening(master, key.ring_state)
-        if master not in self._hsm.masters():
-            raise KeyNotFound(f"{self._here} does not hold {master.label}")
-        with self._hsm.open_dek(master, key.blob, check) as dek:
-            yield dek
+        broken = key.ring_state is KeyState.COMPROMISED and break_glass is not None
+        if broken and break_glass is not None:
+            break_glass()  # before the visit: it looks up approvals, whose MACs are made in the token too
+
+        def permit(mac: bytes) -> None:
+            RecordMac.require(mac, key.mac, WrappedKey.DOMAIN)
+            require_use(key.state, KeyUse.OPEN)
+            if self._receipts and not key.synced:
+                raise AwaitingSync(f"not every site has signed for version {key.ref.version} of this voice's key")
+            if not broken:
+                self._require_opening(master, key.ring_state)
+            if master not in self._hsm.masters():
+                raise KeyNotFound(f"{self._here} does not hold {master.label}")
+            check()
+
+        self._hsm.open_recorded(master, key.blob, sealed, key.record, permit)
 
     def _found(self, transaction: Transaction, found: tuple[WrappedKey, RingVersion | None] | None, wanted: str) -> FoundKey:
         if found is None:
             raise KeyNotFound(f"no key for {wanted}")
-        key, row = found
-        self._mac.check(key.mac, WrappedKey.DOMAIN, *key.fields)
+        stored, row = found
+        key = FoundKey.of(stored, None if row is None else row.state)
+        self._mac.check_bytes(key.mac, WrappedKey.DOMAIN, key.record)
         if row is None:
-            return FoundKey.of(key, None)
+            return key
         self._mac.check(row.mac, RingVersion.DOMAIN, *row.fields)
         self._pending.note(transaction, row)
         if row.state in _OPENED:
             self._seek(transaction, RingMaster(row.ring, row.version), row)
-        return FoundKey.of(key, row.state)
+        return key
 
     def _require_opening(self, master: RingMaster, state: KeyState | None) -> None:
         match state:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from keyvault.errors import CallFailed, HsmUnavailable, SealBroken, SessionKeyGone, UnwrapRejected
+from keyvault.hsm import Sealed
 from keyvault.locked import LockedBuffer, move, wipe
 from keyvault.pkcs11_names import LOST, LOST_KEY, Mechanism
 from keyvault.pkcs11_pool import SessionPool
@@ -19,6 +20,8 @@ from keyvault.pkcs11_structures import EncodedTemplate
 from keyvault.templates import DEK_OPENING, DEK_REWRAPPING, DEK_SIGNING
 
 Result = TypeVar("Result")
+
+_OVERHEAD = GCM_NONCE + GCM_TAG
 
 OPENING, SIGNING = EncodedTemplate(DEK_OPENING), EncodedTemplate(DEK_SIGNING)
 _REWRAPPING = EncodedTemplate(DEK_REWRAPPING)
@@ -88,12 +91,14 @@ class OpeningDek:
         self._key = key
 
     def open_into(self, sealed: bytes, aad: bytes, target: LockedBuffer, offset: int = 0) -> int:
-        length = len(sealed) - GCM_NONCE - GCM_TAG
-        if length <= 0:
-            raise SealBroken("sealed data is too short")
-        if offset < 0 or offset + length > target.size:
-            raise ValueError(f"{length} bytes do not fit at {offset} of {target!r}")
-        self._key.run(lambda session: open_sealed(session, self._key.handle, sealed, aad, target.address + offset, length))
+        part = Sealed(sealed, aad, target, offset)
+        require_room([part])
+        length = len(sealed) - _OVERHEAD
+        try:
+            self._key.run(lambda session: open_sealed(session, self._key.handle, sealed, aad, target.address + offset, length))
+        except BaseException:
+            wipe_all([part])
+            raise
         return length
 
 
@@ -146,6 +151,37 @@ def rewrapped(
     return moved
 
 
+def require_room(sealed: Sequence[Sealed]) -> None:
+    """Raise SealBroken for data too short to hold anything, ValueError for a plaintext that does not fit in its place."""
+    for part in sealed:
+        length = len(part.data) - _OVERHEAD
+        if length <= 0:
+            raise SealBroken("sealed data is too short")
+        if part.offset < 0 or part.offset + length > part.target.size:
+            raise ValueError(f"{length} bytes do not fit at {part.offset} of {part.target!r}")
+
+
+def open_all(session: TokenSession, key: int, sealed: Sequence[Sealed]) -> None:
+    """Decrypt each to its place, and destroy the key, whatever comes of it."""
+    try:
+        for part in sealed:
+            address, length = part.target.address + part.offset, len(part.data) - _OVERHEAD
+            open_sealed(session, key, part.data, part.aad, address, length)
+    finally:
+        try:
+            session.calls.destroy(session.handle, key)
+        except CallFailed as error:
+            if error.answer not in LOST_KEY:
+                session.alive = False  # the key goes with its session, which is closed before it is used again
+                raise
+
+
+def wipe_all(sealed: Sequence[Sealed]) -> None:
+    """Zeros in every place."""
+    for part in sealed:
+        wipe(part.target.address + part.offset, len(part.data) - _OVERHEAD)
+
+
 def seal(session: TokenSession, key: int, aad: bytes, address: int, length: int) -> bytes:
     """AES-256-GCM of `length` bytes at `address`: nonce(12) | ciphertext | tag(16)."""
     # Random nonces: one key seals few rows, far from the 2^32 of SP 800-38D section 8.3.
@@ -154,16 +190,15 @@ def seal(session: TokenSession, key: int, aad: bytes, address: int, length: int)
 
 
 def open_sealed(session: TokenSession, key: int, sealed: bytes, aad: bytes, address: int, length: int) -> None:
-    """Decrypt `length` bytes to `address`; zeros stand there after any failure.
+    """Decrypt `length` bytes to `address`; nothing is written there before all of it is seen to be whole.
 
     Modules may want room for the tag too (SoftHSM does) and own all of the room they are given, so they get a locked page of
     the session's own, overwritten at once, and nothing is ever written beside the caller's range.
     """
-    wipe(address, length)
-    nonce, body, room = sealed[:GCM_NONCE], sealed[GCM_NONCE:], length + GCM_TAG
+    room = length + GCM_TAG
     page = session.page(room).address
     try:
-        opened = session.calls.decrypt(session.handle, key, nonce, aad, body, page, room)
+        opened = session.calls.decrypt(session.handle, key, sealed[:GCM_NONCE], aad, sealed[GCM_NONCE:], page, room)
         if opened != length:
             raise SealBroken(f"{opened} bytes came out of {length}")
         move(address, page, length)

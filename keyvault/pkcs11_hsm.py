@@ -11,9 +11,20 @@ from functools import partial
 from keyvault import pkcs11_objects, pkcs11_signers, quirks
 from keyvault.breaker import Breaker
 from keyvault.errors import KeyGone, KeyNotFound, SealBroken, UnwrapRejected
-from keyvault.hsm import Canary, Figures, KeyName, NewDek, OpenDek, RingMaster, signer_label
+from keyvault.hsm import Canary, Figures, KeyName, NewDek, OpenDek, RingMaster, Sealed, signer_label
 from keyvault.hsm_listeners import UNHEARD, Listeners
-from keyvault.pkcs11_deks import OpeningDek, SealingDek, SessionCanary, SessionKey, open_sealed, seal, unwrap
+from keyvault.pkcs11_deks import (
+    OpeningDek,
+    SealingDek,
+    SessionCanary,
+    SessionKey,
+    open_all,
+    open_sealed,
+    require_room,
+    seal,
+    unwrap,
+    wipe_all,
+)
 from keyvault.pkcs11_names import Mechanism, ObjectClass
 from keyvault.pkcs11_pool import SessionPool
 from keyvault.pkcs11_raw import GCM_NONCE, GCM_TAG
@@ -107,9 +118,27 @@ class Pkcs11Hsm:
             yield SealingDek(key, wrapped)
 
     @contextmanager
-    def open_dek(self, master: RingMaster, wrapped: bytes, check: Callable[[], None] | None = None) -> Iterator[OpenDek]:
-        with self._unwrapped(master, wrapped, self._kind.opening, check) as key:
+    def open_dek(self, master: RingMaster, wrapped: bytes) -> Iterator[OpenDek]:
+        with self._unwrapped(master, wrapped, self._kind.opening) as key:
             yield OpeningDek(key)
+
+    def open_recorded(
+        self, master: RingMaster, wrapped: bytes, sealed: Sequence[Sealed], record: bytes, permit: Callable[[bytes], None]
+    ) -> None:
+        require_room(sealed)
+        self._plan(KeyName.RECORD_MAC, Mechanism.AES_CMAC)
+
+        def visit(session: TokenSession) -> None:
+            permit(session.calls.sign(session.handle, _known(session, KeyName.RECORD_MAC.value), Mechanism.AES_CMAC, record))
+            self._require(master)
+            open_all(session, unwrap(session, self._master(session, master), wrapped, self._kind.opening), sealed)
+
+        self._count(1)
+        try:
+            self._token.run(visit)
+        except BaseException:
+            wipe_all(sealed)
+            raise
 
     def rewrap(self, wrapped: bytes, source: RingMaster, target: RingMaster) -> bytes:
         (moved,) = self.rewrap_many([wrapped], source, target)
@@ -249,20 +278,11 @@ class Pkcs11Hsm:
         with SessionKey(self._token, handle, home) as key:
             yield key, wrapped
 
-    def _unwrapped(
-        self, master: RingMaster, wrapped: bytes, template: EncodedTemplate, check: Callable[[], None] | None = None
-    ) -> SessionKey:
+    def _unwrapped(self, master: RingMaster, wrapped: bytes, template: EncodedTemplate) -> SessionKey:
         """A session key unwrapped: the caller's `with` destroys it."""
         self._require(master)
         self._count(1)
-
-        def checked(session: TokenSession) -> tuple[TokenSession, int]:
-            wrapping = self._master(session, master)
-            if check is not None:
-                check()
-            return session, unwrap(session, wrapping, wrapped, template)
-
-        home, handle = self._token.run(checked)
+        home, handle = self._token.run(lambda session: (session, unwrap(session, self._master(session, master), wrapped, template)))
         return SessionKey(self._token, handle, home)
 
     def _count(self, openings: int) -> None:

@@ -152,7 +152,16 @@ class RecordMac:
 
     def check(self, mac: bytes, domain: str, *fields: Field) -> None:
         """Raise RecordTampered unless `mac` is the row's."""
-        if not hmac.compare_digest(mac, self.make(domain, *fields)):
+        self.check_bytes(mac, domain, canonical(domain, *fields))
+
+    def check_bytes(self, mac: bytes, domain: str, record: bytes) -> None:
+        """The same for a row whose canonical bytes are at hand."""
+        self.require(self._hsm.mac(KeyName.RECORD_MAC, record), mac, domain)
+
+    @staticmethod
+    def require(made: bytes, mac: bytes, domain: str) -> None:
+        """Raise RecordTampered unless `mac`, as the row has it, is what the token made of the row."""
+        if not hmac.compare_digest(mac, made):
             raise RecordTampered(f"a {domain} row does not carry its MAC")
 
 

@@ -24,7 +24,7 @@ from policies.errors import GrantMismatch
 from policies.grants import OPENING, Grant
 from voiceprints.embedding import BYTES, SIZE, Vector, checked_embedding
 from voiceprints.memory import LockedMemory, Scratch
-from voiceprints.sealing import count, open_into
+from voiceprints.sealing import count, place
 from voiceprints.store import RowKind, SealedRow, VoiceprintStore, reading
 
 SCRATCH_BYTES = 2 << 20
@@ -99,9 +99,9 @@ class OpenVoices:
         with ExitStack() as held:
             buffer = held.enter_context(self._memory.buffer(room))
             glass = None if self._break_glass is None else partial(self._break_glass, key)
-            with self._keys.open(key, lambda: grant.recheck(self._clock(), key=key.ref), break_glass=glass) as dek:
-                numbers = open_into(dek, embedding, tenant=tenant, voice=voice, kind=RowKind.EMBEDDING, target=buffer)
-                colour = open_into(dek, conditioning, tenant=tenant, voice=voice, kind=RowKind.CONDITIONING, target=buffer)
+            first, numbers = place(embedding, tenant=tenant, voice=voice, kind=RowKind.EMBEDDING, target=buffer)
+            second, colour = place(conditioning, tenant=tenant, voice=voice, kind=RowKind.CONDITIONING, target=buffer)
+            self._keys.open(key, [first, second], lambda: grant.recheck(self._clock(), key=key.ref), break_glass=glass)
             yield OpenVoice(
                 key.ref,
                 checked_embedding(numbers),
@@ -112,7 +112,7 @@ class OpenVoices:
             )
 
     def _found(self, tenant: str, voice: UUID) -> tuple[SealedRow, SealedRow, FoundKey]:
-        with reading(self._database) as transaction:
+        with reading(self._database, tenant) as transaction:
             return sealed_voice(transaction, self._store, self._keys, tenant, voice)
 
 

@@ -27,7 +27,7 @@ from policies.store import PolicyStore, durable
 from voiceprints.embedding import Vector
 from voiceprints.memory import LockedMemory
 from voiceprints.opening import sealed_voice
-from voiceprints.sealing import Binding, count, open_into, seal
+from voiceprints.sealing import Binding, count, place, seal
 from voiceprints.store import SealedRow, VoiceprintStore
 
 _ALIGNED = 64 * 4  # what the views lose to alignment
@@ -69,8 +69,9 @@ class Resealing:
         with self._memory.buffer(room) as buffer:
             buffer.array(max(numbers))  # the first bytes: the window that values pass through to the token
             glass = None if self._break_glass is None else partial(self._break_glass, key)
-            with self._keys.open(key, lambda: grant.recheck(self._now(), voice=voice), break_glass=glass) as dek:
-                opened = [open_into(dek, row, tenant=known.tenant, voice=voice, kind=row.kind, target=buffer) for row in rows]
+            places = [place(row, tenant=known.tenant, voice=voice, kind=row.kind, target=buffer) for row in rows]
+            parts, opened = [part for part, _ in places], [numbers for _, numbers in places]
+            self._keys.open(key, parts, lambda: grant.recheck(self._now(), voice=voice), break_glass=glass)
             with durable(self._database) as transaction:
                 self._tombstones.lock(transaction, voice)
                 with self._keys.create(transaction, tenant=known.tenant, voice=voice) as new:

@@ -13,7 +13,7 @@ from uuid import UUID
 import numpy as np
 
 from keyvault.errors import SealBroken
-from keyvault.hsm import OpenDek
+from keyvault.hsm import Sealed
 from keyvault.locked import LockedBuffer
 from keyvault.records import canonical
 from voiceprints.embedding import Vector
@@ -67,16 +67,9 @@ def count(row: SealedRow) -> int:
     return length // 4
 
 
-def open_into(key: OpenDek, row: SealedRow, *, tenant: str, voice: UUID, kind: RowKind, target: LockedBuffer) -> Vector:
-    """Open a row straight into a view [n] of `target`. Tenant, voice and kind are what the caller asked for, not what the row
-    says. Raises SealBroken, and leaves zeros there."""
+def place(row: SealedRow, *, tenant: str, voice: UUID, kind: RowKind, target: LockedBuffer) -> tuple[Sealed, Vector]:
+    """What to open, and the view [n] of `target` that it will stand in. Tenant, voice and kind are what the caller asked for,
+    not what the row says. Raises SealBroken for a length that none has."""
     binding = Binding(tenant, voice, kind, row.dek_id, row.dek_version, row.model_id)
     numbers: Vector = target.array(count(row), "<f4")
-    try:
-        length = key.open_into(row.sealed, binding.aad, target, numbers.ctypes.data - target.address)
-        if length != numbers.nbytes:
-            raise SealBroken("a sealed row opened to another length")
-    except BaseException:
-        numbers.fill(0)
-        raise
-    return numbers
+    return Sealed(row.sealed, binding.aad, target, numbers.ctypes.data - target.address), numbers

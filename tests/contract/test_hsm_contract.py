@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import load_der_public_key
 from fakes import FakeHsm
 
 from keyvault.errors import KeyNotFound, PromiseBroken, SealBroken, UnwrapRejected
-from keyvault.hsm import Hsm, KeyName, RingMaster, SiteHsm
+from keyvault.hsm import Hsm, KeyName, RingMaster, Sealed, SiteHsm
 from keyvault.locked import LockedBuffer
 
 MASTER = RingMaster("main", 1)
@@ -130,22 +130,54 @@ def test_a_missing_master_is_not_found_and_never_replaced(hsm: Hsm, master: Ring
     assert hsm.masters() == (MASTER,)
 
 
-def test_the_check_runs_before_the_unwrap_and_stops_it(hsm: Hsm, voice: LockedBuffer) -> None:
-    wrapped, _ = sealed_with(hsm, voice)
+def test_one_visit_opens_what_its_record_permits(hsm: Hsm, voice: LockedBuffer) -> None:
+    wrapped, sealed = sealed_with(hsm, voice)
+    macs: list[bytes] = []
+    with LockedBuffer(4096) as target:
+        places = [Sealed(sealed, b"aad", target, 32), Sealed(sealed, b"aad", target, 2048)]
+        hsm.open_recorded(MASTER, wrapped, places, b"the row", macs.append)
+        for part in places:
+            assert bytes(target.view(part.offset, part.offset + 1024)) == bytes(voice.view(0, 1024))
+    assert macs == [hsm.mac(KeyName.RECORD_MAC, b"the row")]
 
-    class Refused(Exception):
-        pass
 
-    def refuse() -> None:
-        raise Refused
+class Refused(Exception):
+    pass
 
-    # The blob is broken too: had it been unwrapped first, UnwrapRejected would be raised.
-    with pytest.raises(Refused), hsm.open_dek(MASTER, bytes(40), refuse):
-        pass
-    calls: list[int] = []
-    with hsm.open_dek(MASTER, wrapped, lambda: calls.append(1)):
-        pass
-    assert calls == [1]
+
+def refuse(_: bytes) -> None:
+    raise Refused
+
+
+def test_what_is_not_permitted_is_not_unwrapped(hsm: Hsm, voice: LockedBuffer) -> None:
+    _, sealed = sealed_with(hsm, voice)
+    with LockedBuffer(1024) as target:
+        target.array(256)[:] = 1
+        # The blob is broken too: had it been unwrapped first, UnwrapRejected would be raised.
+        with pytest.raises(Refused):
+            hsm.open_recorded(MASTER, bytes(40), [Sealed(sealed, b"aad", target)], b"the row", refuse)
+        assert not target.view(0, 1024).any()
+
+
+@pytest.mark.parametrize("broken", ["the blob", "the second row", "no such master"])
+def test_a_visit_that_fails_leaves_zeros_everywhere(hsm: Hsm, voice: LockedBuffer, broken: str) -> None:
+    wrapped, sealed = sealed_with(hsm, voice)
+    blob, second, master = wrapped, sealed, MASTER
+    match broken:
+        case "the blob":
+            blob, refused = wrapped[:-1] + bytes([wrapped[-1] ^ 1]), UnwrapRejected
+        case "the second row":
+            second, refused = sealed[:-1] + bytes([sealed[-1] ^ 1]), SealBroken
+        case _:
+            master, refused = RingMaster("main", 99), KeyNotFound
+    with LockedBuffer(4096) as target:
+        target.array(1024)[:] = 1
+        places = [Sealed(sealed, b"aad", target), Sealed(second, b"aad", target, 2048)]
+        with pytest.raises(refused):
+            hsm.open_recorded(master, blob, places, b"the row", lambda _: None)
+        assert not target.view(0, 1024).any()
+        assert not target.view(2048, 3072).any()
+        hsm.open_recorded(MASTER, wrapped, places[:1], b"the row", lambda _: None)  # the session stays good
 
 
 def test_rewrapped_it_is_the_same_key(hsm: Hsm, voice: LockedBuffer) -> None:

@@ -19,7 +19,7 @@ from sqlalchemy import Engine, create_engine
 
 from keyvault.database import Transaction
 from keyvault.events import KeyEvent
-from keyvault.hsm import RingMaster
+from keyvault.hsm import RingMaster, Sealed
 from keyvault.keys import VoiceKeys
 from keyvault.locked import LockedBuffer
 from keyvault.pkcs11_hsm import Pkcs11Hsm
@@ -112,9 +112,9 @@ class Child:
         for file in self.folder.iterdir():
             with self.database.begin() as transaction:
                 key = self.keys.current(transaction, UUID(file.name))
-            with LockedBuffer(4096) as buffer, self.keys.open(key, lambda: None) as dek:
-                length = dek.open_into(file.read_bytes(), UUID(file.name).bytes, buffer)
-                opened += bytes(buffer.view(0, length)) == WORDS
+            with LockedBuffer(4096) as buffer:
+                self.keys.open(key, [Sealed(file.read_bytes(), UUID(file.name).bytes, buffer)], lambda: None)
+                opened += bytes(buffer.view(0, len(WORDS))) == WORDS
         with self.database.begin() as transaction:
             under = self.store.references(transaction, "main")
         return {"opened": opened, "under": under}

@@ -53,8 +53,7 @@ class Worker:
             return self.keys.current(transaction, voice)
 
     def open(self, voice: UUID, **options: object) -> None:
-        with self.keys.open(self.find(voice), nothing, **options):
-            pass
+        self.keys.open(self.find(voice), [], nothing, **options)
 
 
 @pytest.fixture

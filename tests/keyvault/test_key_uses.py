@@ -115,6 +115,20 @@ def test_what_the_table_names_reaches_the_token(key: str) -> None:
                 assert hsm.calls
 
 
+@pytest.mark.parametrize("place", Place)
+def test_a_stored_key_is_opened_only_where_both_keys_that_it_takes_may_be_used(place: Place) -> None:
+    hsm, heard = Spied(), list[KeyEvent]()
+    blob, guarded = wrapped(hsm), GuardedHsm(hsm, place, heard.append)
+    hsm.calls.clear()
+    if allowed(RING_MASTER, Use.OPEN, place) and allowed(KeyName.RECORD_MAC, Use.MAC, place):
+        guarded.open_recorded(MASTER, blob, [], b"the row", lambda _: None)
+        assert hsm.calls
+    else:
+        with pytest.raises(KeyUseRefused):
+            guarded.open_recorded(MASTER, blob, [], b"the row", lambda _: None)
+        assert (hsm.calls, len(heard)) == ([], 1)
+
+
 def test_every_key_has_an_entry_that_fits_its_mechanism() -> None:
     """A new key without an entry fails here; so does one that is to do what its template does not let it."""
     assert set(USES) == {*KeyName, RING_MASTER, SYNC_ANCHOR}

@@ -16,7 +16,7 @@ from sqlalchemy import Engine, text
 from keyvault.database import Transaction
 from keyvault.errors import HsmUnavailable, KeyNotFound, KeyStateForbids, RecordTampered, RowChanged, SealBroken, UnwrapRejected
 from keyvault.events import KeyEvent
-from keyvault.hsm import Hsm, RingMaster
+from keyvault.hsm import Hsm, RingMaster, Sealed
 from keyvault.keys import VoiceKeys
 from keyvault.locked import LockedBuffer
 from keyvault.records import RecordMac, RingVersion
@@ -74,8 +74,8 @@ def test_a_voice_is_sealed_stored_found_and_opened(keys: VoiceKeys, database: En
         key = keys.current(transaction, voice)
         assert keys.get(transaction, key.ref.id) == key
     assert (key.ref.version, key.ref.ring, key.ref.ring_version, key.tenant, key.voice) == (1, "main", 1, "acme", voice)
-    with LockedBuffer(64) as buffer, keys.open(key, nothing) as dek:
-        assert dek.open_into(sealed, str(voice).encode(), buffer) == 64
+    with LockedBuffer(64) as buffer:
+        keys.open(key, [Sealed(sealed, str(voice).encode(), buffer)], nothing)
         assert (buffer.view(0, 64).view(np.float32) == 1.5).all()
     assert [event.action for event in recorder.events] == ["master.created", "key.created"]
     assert recorder.events[1].facts["dek"] == str(key.ref.id)
@@ -111,8 +111,8 @@ def test_versions_count_up_and_are_never_used_again(keys: VoiceKeys, database: E
     with database.begin() as transaction:
         newest = keys.current(transaction, voice)
     assert newest.ref.version == 2
-    with LockedBuffer(64) as buffer, keys.open(newest, nothing) as dek, pytest.raises(SealBroken):
-        dek.open_into(first, str(voice).encode(), buffer)
+    with LockedBuffer(64) as buffer, pytest.raises(SealBroken):
+        keys.open(newest, [Sealed(first, str(voice).encode(), buffer)], nothing)
 
 
 def test_two_transactions_cannot_make_the_same_version(keys: VoiceKeys, database: Engine) -> None:
@@ -196,18 +196,18 @@ def test_open_checks_mac_then_state_then_the_grant_then_unwraps(database: Engine
         seen.append("checked")
         raise Refused
 
-    with pytest.raises(RecordTampered), keys.open(replace(key, state=KeyState.SUSPENDED), refuse):
-        pass
+    with pytest.raises(RecordTampered):
+        keys.open(replace(key, state=KeyState.SUSPENDED), [], refuse)
     suspended = replace(key, state=KeyState.SUSPENDED)
     suspended = replace(suspended, mac=RecordMac(hsm).make("wrapped_key", *suspended.fields))
-    with pytest.raises(KeyStateForbids), keys.open(suspended, refuse):
-        pass
+    with pytest.raises(KeyStateForbids):
+        keys.open(suspended, [], refuse)
     assert seen == []
-    with pytest.raises(Refused), keys.open(key, refuse):
-        pass
+    with pytest.raises(Refused):
+        keys.open(key, [], refuse)
     assert (seen, hsm.unwraps) == (["checked"], 0)
-    with keys.open(key, nothing):
-        assert hsm.unwraps == 1
+    keys.open(key, [], nothing)
+    assert hsm.unwraps == 1
 
 
 def test_a_key_of_another_master_is_rejected_by_the_token(keys: VoiceKeys, database: Engine, serving_token: ServingToken) -> None:
@@ -217,8 +217,8 @@ def test_a_key_of_another_master_is_rejected_by_the_token(keys: VoiceKeys, datab
     with database.begin() as transaction:
         key = replace(keys.current(transaction, voice), blob=bytes(40))
     key = replace(key, mac=RecordMac(serving_token.hsm).make("wrapped_key", *key.fields))
-    with pytest.raises(UnwrapRejected), keys.open(key, nothing):
-        pass
+    with pytest.raises(UnwrapRejected):
+        keys.open(key, [], nothing)
 
 
 def test_compare_and_swap_refuses_the_second_writer(keys: VoiceKeys, database: Engine) -> None:

@@ -17,7 +17,7 @@ from sqlalchemy import Engine, event, text
 from keyvault.database import Transaction
 from keyvault.errors import HsmUnavailable, KeyNotFound, KeyStateForbids, KeyVaultError, UnwrapRejected
 from keyvault.events import KeyEvent
-from keyvault.hsm import RingMaster
+from keyvault.hsm import RingMaster, Sealed
 from keyvault.keys import VoiceKeys
 from keyvault.locked import LockedBuffer
 from keyvault.records import RecordMac, RingVersion, WrappedKey
@@ -95,8 +95,8 @@ class House:
     def opens(self, voice: UUID) -> bool:
         with self.database.begin() as transaction:
             key = self.keys.current(transaction, voice)
-        with self.keys.open(key, lambda: None):
-            return True
+        self.keys.open(key, [], lambda: None)
+        return True
 
     def sql(self, statement: str, **values) -> None:
         with self.database.begin() as transaction:
@@ -137,8 +137,8 @@ class TestEveryKeyMoves:
         with rotated.database.begin() as transaction:
             moved = rotated.keys.current(transaction, voice)
         assert moved.ref.ring_version == 3
-        with LockedBuffer(64) as buffer, rotated.keys.open(moved, lambda: None) as dek:
-            assert dek.open_into(sealed, b"aad", buffer) == 64
+        with LockedBuffer(64) as buffer:
+            rotated.keys.open(moved, [Sealed(sealed, b"aad", buffer)], lambda: None)
             assert (buffer.view(0, 64).view(np.float32) == 1.5).all()
         assert all(rotated.opens(voice) for voice in rotated.voices)
 
