@@ -59,6 +59,8 @@ class _Scratch(threading.local):
         self.block, self.length, self.handle = _Block(), c_ulong(), c_ulong()
         self.key_wrap, self.mac = CkMechanism(Mechanism.AES_KEY_WRAP, None, 0), CkMechanism(0, None, 0)
         self.gcm = GcmMechanism()
+        self.length_at, self.handle_at = byref(self.length), byref(self.handle)
+        self.key_wrap_at, self.mac_at = byref(self.key_wrap), byref(self.mac)
 
 
 class RawCalls:
@@ -75,6 +77,10 @@ class RawCalls:
         self.table = address.value + _TABLE_OFFSET
         self._functions: dict[int, Any] = {}
         self._scratch = _Scratch()
+        # What every open calls, looked up once.
+        self._sign_init, self._sign = self._function(_SIGN_INIT), self._function(_SIGN)
+        self._decrypt_init, self._decrypt = self._function(_DECRYPT_INIT), self._function(_DECRYPT)
+        self._unwrap, self._destroy = self._function(_UNWRAP_KEY), self._function(_DESTROY)
 
     def _call(self, place: int, name: str, *arguments: Any) -> None:
         function = self._functions.get(place) or self._function(place)
@@ -187,7 +193,8 @@ class RawCalls:
 
     def destroy(self, session: int, key: int) -> None:
         """C_DestroyObject."""
-        self._call(_DESTROY, "C_DestroyObject", session, key)
+        if answer := self._destroy(session, key):
+            raise _failed("C_DestroyObject", answer)
 
     def generate_key(self, session: int, mechanism: Mechanism, template: Template) -> int:
         """C_GenerateKey; returns the handle."""
@@ -220,10 +227,10 @@ class RawCalls:
         """C_UnwrapKey with AES key wrap (RFC 3394); returns the new key's handle."""
         encoded = template if isinstance(template, EncodedTemplate) else EncodedTemplate(template)
         mine = self._scratch
-        self._call(
-            _UNWRAP_KEY, "C_UnwrapKey", session, byref(mine.key_wrap), wrapping, wrapped, len(wrapped),
-            encoded.array, encoded.count, byref(mine.handle),
-        )  # fmt: skip
+        if answer := self._unwrap(
+            session, mine.key_wrap_at, wrapping, wrapped, len(wrapped), encoded.array, encoded.count, mine.handle_at
+        ):
+            raise _failed("C_UnwrapKey", answer)
         return mine.handle.value
 
     def wrap_oaep(self, session: int, wrapping: int, key: int, digest: Mechanism) -> bytes:
@@ -256,11 +263,12 @@ class RawCalls:
     def sign(self, session: int, key: int, mechanism: Mechanism, data: bytes) -> bytes:
         """C_Sign: a MAC or signature of up to 64 bytes."""
         mine = self._scratch
-        how, out, length = mine.mac, mine.block, mine.length
-        how.mechanism, length.value = mechanism, 64
-        self._call(_SIGN_INIT, "C_SignInit", session, byref(how), key)
-        self._call(_SIGN, "C_Sign", session, data, len(data), out, byref(length))
-        return out.raw[: length.value]
+        mine.mac.mechanism, mine.length.value = mechanism, 64
+        if answer := self._sign_init(session, mine.mac_at, key):
+            raise _failed("C_SignInit", answer)
+        if answer := self._sign(session, data, len(data), mine.block, mine.length_at):
+            raise _failed("C_Sign", answer)
+        return mine.block.raw[: mine.length.value]
 
     def may_decrypt(self, session: int, key: int, mechanism: Mechanism) -> None:
         """C_DecryptInit alone: raises CallFailed where the key may not decrypt. Use a session that is closed afterwards."""
@@ -278,11 +286,12 @@ class RawCalls:
     def decrypt(self, session: int, key: int, nonce: bytes, aad: bytes, sealed: bytes, address: int, room: int) -> int:
         """Open ciphertext | tag(16) into `room` bytes at `address`; the caller vouches for that range. Returns the length."""
         mine = self._scratch
-        written = mine.length
-        self._call(_DECRYPT_INIT, "C_DecryptInit", session, byref(mine.gcm.over(nonce, aad)), key)
-        written.value = room
-        self._call(_DECRYPT, "C_Decrypt", session, sealed, len(sealed), address, byref(written))
-        return written.value
+        if answer := self._decrypt_init(session, byref(mine.gcm.over(nonce, aad)), key):
+            raise _failed("C_DecryptInit", answer)
+        mine.length.value = room
+        if answer := self._decrypt(session, sealed, len(sealed), address, mine.length_at):
+            raise _failed("C_Decrypt", answer)
+        return mine.length.value
 
 
 def _failed(function: str, answer: int) -> CallFailed:
