@@ -25,6 +25,7 @@ from keyvault.pkcs11_structures import (
     EncodedTemplate,
     GcmMechanism,
     oaep,
+    zero_iv,
 )
 from keyvault.pkcs11_structures import Template as Template
 
@@ -77,10 +78,11 @@ class RawCalls:
         self.table = address.value + _TABLE_OFFSET
         self._functions: dict[int, Any] = {}
         self._scratch = _Scratch()
-        # What every open calls, looked up once.
+        # What every open and every re-wrap calls, looked up once.
         self._sign_init, self._sign = self._function(_SIGN_INIT), self._function(_SIGN)
         self._decrypt_init, self._decrypt = self._function(_DECRYPT_INIT), self._function(_DECRYPT)
-        self._unwrap, self._destroy = self._function(_UNWRAP_KEY), self._function(_DESTROY)
+        self._unwrap, self._wrap = self._function(_UNWRAP_KEY), self._function(_WRAP_KEY)
+        self._destroy = self._function(_DESTROY)
 
     def _call(self, place: int, name: str, *arguments: Any) -> None:
         function = self._functions.get(place) or self._function(place)
@@ -217,11 +219,12 @@ class RawCalls:
 
     def wrap(self, session: int, wrapping: int, key: int, mechanism: Mechanism = Mechanism.AES_KEY_WRAP) -> bytes:
         """C_WrapKey: `key` under `wrapping`, for keys of up to 256 bits."""
-        iv = (c_ubyte * 16)() if mechanism is Mechanism.AES_CBC else None
-        how = CkMechanism(mechanism, None if iv is None else ctypes.addressof(iv), 0 if iv is None else 16)
-        out, length = _Block(), c_ulong(64)
-        self._call(_WRAP_KEY, "C_WrapKey", session, byref(how), wrapping, key, out, byref(length))
-        return out.raw[: length.value]
+        mine = self._scratch
+        how = mine.key_wrap_at if mechanism is Mechanism.AES_KEY_WRAP else byref(zero_iv(mechanism))
+        mine.length.value = 64
+        if answer := self._wrap(session, how, wrapping, key, mine.block, mine.length_at):
+            raise _failed("C_WrapKey", answer)
+        return mine.block.raw[: mine.length.value]
 
     def unwrap(self, session: int, wrapping: int, wrapped: bytes, template: Template | EncodedTemplate) -> int:
         """C_UnwrapKey with AES key wrap (RFC 3394); returns the new key's handle."""

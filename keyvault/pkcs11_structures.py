@@ -20,6 +20,8 @@ _LABEL_GIVEN = 1  # CKZ_DATA_SPECIFIED
 
 class CkMechanism(Structure):
     _fields_ = (("mechanism", c_ulong), ("parameter", c_void_p), ("length", c_ulong))
+    kept: Any = None
+    """Keeps alive what `parameter` points to."""
 
 
 class CkGcmParameters(Structure):
@@ -104,6 +106,14 @@ class GcmMechanism:
         parameters.nonce, parameters.nonce_length, parameters.nonce_bits = nonce, len(nonce), len(nonce) * 8
         parameters.aad, parameters.aad_length = aad, len(aad)
         return self._mechanism
+
+
+def zero_iv(mechanism: Mechanism) -> CkMechanism:
+    """A block mechanism whose IV is sixteen zeros."""
+    iv = (c_ubyte * 16)()
+    how = CkMechanism(mechanism, ctypes.addressof(iv), ctypes.sizeof(iv))
+    how.kept = iv
+    return how
 
 
 def oaep(digest: Mechanism) -> tuple[CkOaepParameters, CkMechanism]:
