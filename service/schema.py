@@ -49,6 +49,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
         "detail": "SELECT, INSERT, DELETE",
         "leaf": "SELECT",
         "checkpoint": "SELECT",
+        "cosignature": "SELECT, INSERT",
         "voiceprint": "SELECT, INSERT, UPDATE, DELETE",
     },
     LOG: {
@@ -56,6 +57,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
         "completion": "SELECT",
         "leaf": "SELECT, INSERT",
         "checkpoint": "SELECT, INSERT",
+        "cosignature": "SELECT",
     },
 }
 """What each serving role may do with each table. A table that is not named is closed to it."""

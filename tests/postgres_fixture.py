@@ -31,6 +31,7 @@ TABLES = (
     "policies.store",
     "policies.audit.store",
     "policies.sets.store",
+    "policies.witness.store",
     "voiceprints.store",
 )
 # A killed process leaves its writes in the page cache: without fsync only a crash of the whole machine would lose them.

@@ -24,6 +24,7 @@ STORES = (
     "policies.store",
     "policies.audit.store",
     "policies.sets.store",
+    "policies.witness.store",
     "voiceprints.store",
 )
 MAC = bytes(16)

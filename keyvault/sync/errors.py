@@ -26,6 +26,30 @@ class SyncRefused(KeyVaultError):
     fix = "Propose a transaction without the fault that the message names; nothing was changed here."
 
 
+class CheckpointRefused(KeyVaultError):
+    """This is no checkpoint of the log that it names, or not what comes next."""
+
+    code = "checkpoint_refused"
+    fix = "Run `glottis audit check` at the site whose log it is; the other site co-signed nothing."
+
+
+class LogForked(KeyVaultError):
+    """The checkpoint does not continue the log that this site co-signed before."""
+
+    code = "log_forked"
+    fix = (
+        "One log showed two histories, and both signed ends are kept at the site that co-signs. Find out who changed the log; if "
+        "officers let it go on from an older end (log.reanchor), give their request to `glottis audit cosign-anew` there."
+    )
+
+
+class LogShortened(KeyVaultError):
+    """The log is shorter than what this site co-signed before."""
+
+    code = "log_shortened"
+    fix = LogForked.fix
+
+
 class Conflict(KeyVaultError):
     """Another transaction came first."""
 

@@ -59,6 +59,13 @@ class RowPeer(Protocol):
     def send_differing(self, held: bytes) -> None: ...
 
 
+class WitnessPeer(Protocol):
+    """What a site asks of the other as the witness of its audit log. See `policies.witness.cosigning`."""
+
+    def witnessed(self, log: str) -> int: ...
+    def cosign(self, offer: bytes) -> str: ...
+
+
 class Link(Protocol):
     """How a call's bytes reach the other site."""
 
@@ -67,7 +74,7 @@ class Link(Protocol):
 
 
 class RemotePeer:
-    """The other site behind a link. Implements `Peer` and `BatchPeer`."""
+    """The other site behind a link. Implements every protocol of a peer."""
 
     def __init__(self, name: str, link: Link) -> None:
         self.name = name
@@ -141,6 +148,15 @@ class RemotePeer:
     def send_differing(self, held: bytes) -> None:
         self._call("send_differing", held)
 
+    def witnessed(self, log: str) -> int:
+        answer = self._one("witnessed", log.encode())
+        if not answer.isdigit() or len(answer) > 18:
+            raise StatementMalformed("how much of a log was co-signed is a number")
+        return int(answer)
+
+    def cosign(self, offer: bytes) -> str:
+        return self._one("cosign", offer).decode("utf-8", "replace")
+
     def _one(self, method: str, *parts: bytes) -> bytes:
         reply = self._call(method, *parts)
         if len(reply) != 1:
@@ -154,8 +170,17 @@ class RemotePeer:
         return reply.parts
 
 
-def serve(node: Peer, batches: BatchPeer, method: str, message: bytes, *, rows: RowPeer | None = None) -> bytes:
-    """The reply to the other site's call: what the node answers, or the refusal that it raised. Without `rows` none are taken.
+def serve(
+    node: Peer,
+    batches: BatchPeer,
+    method: str,
+    message: bytes,
+    *,
+    rows: RowPeer | None = None,
+    witness: WitnessPeer | None = None,
+) -> bytes:
+    """The reply to the other site's call: what the node answers, or the refusal that it raised. Without `rows` none are taken,
+    without `witness` nothing is co-signed.
 
     What is no refusal (a fault of our own) is raised here. Whoever calls this has made sure that the other site calls.
     """
@@ -163,6 +188,8 @@ def serve(node: Peer, batches: BatchPeer, method: str, message: bytes, *, rows: 
         given = _Call.decode(message).parts
         if rows is not None and (taken := _ROW_METHODS.get(method)):
             return _Reply(taken(rows, given)).encode()
+        if witness is not None and (asked := _WITNESS_METHODS.get(method)):
+            return _Reply(asked(witness, given)).encode()
         answer = _METHODS.get(method)
         if answer is None:
             raise StatementMalformed(f"a site answers no call {method!r}")
@@ -253,6 +280,10 @@ def _differing(rows: RowPeer, parts: Parts) -> Parts:
 _ROW_METHODS: Mapping[str, Callable[[RowPeer, Parts], Parts]] = {
     "take_rows": lambda rows, parts: (rows.take_rows(parts[0]),),
     "send_differing": _differing,
+}
+_WITNESS_METHODS: Mapping[str, Callable[[WitnessPeer, Parts], Parts]] = {
+    "witnessed": lambda witness, parts: (str(witness.witnessed(parts[0].decode())).encode(),),
+    "cosign": lambda witness, parts: (witness.cosign(parts[0]).encode(),),
 }
 _METHODS: Mapping[str, Callable[[Peer, BatchPeer, Parts], Sequence[bytes]]] = {
     "state": lambda node, _, __: (node.state(),),

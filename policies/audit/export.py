@@ -2,8 +2,9 @@
 
 First line: the log's key, the first entry's number, and the hashes of the complete subtrees before it. Then each entry,
 exact, with the leaf hash of the record that its table holds now (an edit of either side is named), and the log's older
-checkpoints where they belong. Last line: the hashes of the subtrees after it, the newest checkpoint, and on request the
-proof from a checkpoint that the auditor kept. Nothing is opened but what the caller discloses.
+checkpoints where they belong, with the other site's signature where that co-signed them. Last line: the hashes of the subtrees
+after it, the newest checkpoint, and on request the proof from a checkpoint that the auditor kept. Nothing is opened but what
+the caller discloses.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from policies.audit.errors import AuditDiverged, LogEmpty, RangeRefused
 from policies.audit.record import Value
 from policies.audit.tree import Tree
 from policies.audit.verify import Checkpoint, VerifierKey, check_checkpoint, leaf_hash
+from policies.witness.store import lines
 
 Disclose = Callable[[UUID], Mapping[str, Mapping[str, Value]]]
 """For an intent: each detail to be shown, with its salt (`AuditStore.disclose`); empty for none."""
@@ -62,19 +64,23 @@ def export(
         # Where leaves were taken away there are fewer than were signed: the verifier says so.
         start, end = min(start, tree.size), min(end, tree.size)
         before, after = tree.cover(0, start), tree.cover(end, tree.size)
+        cosigned = {noted: f"{noted}{line}\n" for noted, line in lines(connection, key.fingerprint).items()}
         _line(file, {"glottis_audit_bundle": 1, "key": key.text, "first": start, "left": _hexadecimal(before)})
-        _entries(connection, file, start, end, disclose)
+        _entries(connection, file, start, end, disclose, cosigned)
         proof = None if since is None else _consistency(tree, _checked(since, key).size)
-        _line(file, {"end": end, "right": _hexadecimal(after), "checkpoint": note, "consistency": proof})
+        _line(file, {"end": end, "right": _hexadecimal(after), "checkpoint": cosigned.get(note, note), "consistency": proof})
     return head
 
 
-def _entries(connection: Transaction, file: TextIO, start: int, end: int, disclose: Disclose | None) -> None:
+def _entries(
+    connection: Transaction, file: TextIO, start: int, end: int, disclose: Disclose | None, cosigned: Mapping[str, str]
+) -> None:
     marks = list(store.checkpoint_sizes(connection, start, end - 1))
     with closing(store.entries_with_records(connection, start, end)) as rows:
         for seq, kind, ref, entry, body in rows:
             while marks and marks[0].size <= seq:
-                _line(file, {"checkpoint": marks.pop(0).note})
+                note = marks.pop(0).note
+                _line(file, {"checkpoint": cosigned.get(note, note)})
             # Bytes that are not UTF-8 (an edited entry) travel as lone surrogates.
             line: dict[str, Any] = {"seq": seq, "entry": entry.decode("utf-8", "surrogateescape")}
             line["leaf"] = leaf_hash(entry if body is None else body).hex()

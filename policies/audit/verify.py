@@ -1,6 +1,6 @@
 """Check an audit bundle alone: Python 3.9 or newer, its standard library, this one file, and a fingerprint from elsewhere.
 
-    python verify.py BUNDLE --fingerprint HEX [--since CHECKPOINT_FILE] [--newer-than TIME] [--json]
+    python verify.py BUNDLE --fingerprint HEX [--since CHECKPOINT_FILE] [--newer-than TIME] [--cosigner KEY] [--json]
 
 Every entry is hashed again from its exact bytes into an RFC 6962 tree, whose root must be the one that the log signed.
 The fingerprint is the SHA-256 of the log's verifier key (`name+id+key`, C2SP signed-note); a key inside the bundle counts
@@ -11,7 +11,7 @@ EDIT      an entry (named) is not the one that the log signed
 GAP       an entry is missing, or a worker's counter skips or repeats
 FORK      the log signed two histories
 ROLLBACK  the log is shorter than a checkpoint it signed before
-SIG       a signature does not hold, or was made by another key, or by one that had handed over to its successor
+SIG       a signature does not hold, was made by another key, or by one that had handed over to its successor, or is missing
 STALE     nothing in the bundle is as new as asked
 FORM      this is not a bundle, or it is built to harm its reader
 """
@@ -26,9 +26,9 @@ import json
 import re
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, NoReturn
+from typing import Any, BinaryIO, NamedTuple, NoReturn, Optional
 
 MAX_LINE = 1 << 18
 MAX_WORKERS = 1 << 16
@@ -76,6 +76,11 @@ class Frontier:
             digest = node_hash(self._edge.pop()[1], digest)
             level += 1
         self._edge.append((level, digest))
+
+    @property
+    def edge(self) -> list[bytes]:
+        """The roots of the complete subtrees of `subtrees(0, size)`, in that order: pushed again, they give this tree."""
+        return [digest for _, digest in self._edge]
 
     def root(self) -> bytes:
         """The root over everything appended so far."""
@@ -192,6 +197,49 @@ def check_ed25519(public: bytes, message: bytes, signature: bytes) -> None:
         raise ValueError("the signature does not hold")
 
 
+# --- ECDSA over P-256 with SHA-256: FIPS 186-5, section 6.4.2, verification only, with public data only
+
+_Q = 2**256 - 2**224 + 2**192 + 2**96 - 1
+_N = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+_B = 0x5AC635D8AA3A93E7B3EBBD55769886BC651D06B0CC53B0F63BCE3C3E27D2604B
+_Affine = Optional[tuple[int, int]]  # noqa: UP045 — `|` between types is younger than auditors' Pythons
+_G = (
+    0x6B17D1F2E12C4247F8BCE6E563A440F277037D812DEB33A0F4A13945D898C296,
+    0x4FE342E2FE1A7F9B8EE7EB4A7C0F9E162BCE33576B315ECECBB6406837BF51F5,
+)
+
+
+def _sum(a: _Affine, b: _Affine) -> _Affine:
+    """Of two points of the curve (SP 800-186, appendix A.1.1); None is the point at infinity."""
+    if a is None or b is None:
+        return a or b
+    (x1, y1), (x2, y2) = a, b
+    if x1 == x2 and (y1 + y2) % _Q == 0:
+        return None
+    slope = 3 * (x1 * x1 - 1) * pow(2 * y1, -1, _Q) if a == b else (y2 - y1) * pow(x2 - x1, -1, _Q)
+    x = (slope * slope - x1 - x2) % _Q
+    return x, (slope * (x1 - x) - y1) % _Q
+
+
+def check_p256(public: bytes, message: bytes, signature: bytes) -> None:
+    """Raise ValueError unless the signature (r | s, low s) holds under this uncompressed point (0x04 | x | y)."""
+    x, y = int.from_bytes(public[1:33], "big"), int.from_bytes(public[33:], "big")
+    if len(public) != 65 or public[0] != 4 or max(x, y) >= _Q or (y * y - x * x * x + 3 * x - _B) % _Q:
+        raise ValueError("not a point of P-256")
+    r, s = int.from_bytes(signature[:32], "big"), int.from_bytes(signature[32:], "big")
+    if len(signature) != 64 or not 0 < r < _N or not 0 < s <= _N // 2:
+        raise ValueError("not r | s with a low s")
+    inverse = pow(s, -1, _N)
+    u = int.from_bytes(hashlib.sha256(message).digest(), "big") * inverse % _N
+    v = r * inverse % _N
+    addends: tuple[_Affine, ...] = (None, _G, (x, y), _sum(_G, (x, y)))
+    total: _Affine = None
+    for bit in range(max(u.bit_length(), v.bit_length()) - 1, -1, -1):
+        total = _sum(_sum(total, total), addends[(u >> bit & 1) | (v >> bit & 1) << 1])
+    if total is None or total[0] % _N != r:
+        raise ValueError("the signature does not hold")
+
+
 # --- C2SP signed-note v1.0.0 and tlog-checkpoint v1.0.0
 
 
@@ -271,6 +319,63 @@ def check_checkpoint(note: str, key: VerifierKey) -> Checkpoint:
     for signature in ours:
         check_ed25519(signer.public, signed, signature)
     return checkpoint
+
+
+class Cosigner(NamedTuple):
+    """Who co-signs a log's checkpoints after seeing that each continues the one before: a name and a point of P-256.
+
+    As C2SP tlog-cosignature v1, with ECDSA in place of Ed25519: the key stays in an HSM that makes no other kind.
+    """
+
+    name: str
+    public: bytes
+
+    @property
+    def id(self) -> bytes:
+        """The first four bytes of SHA-256(name | 0x0A | type | key)."""
+        return hashlib.sha256(self.name.encode() + b"\n" + COSIGNER_TYPE + self.public).digest()[:4]
+
+    @property
+    def text(self) -> str:
+        """`name+id+key`, as auditors pin it."""
+        return "+".join((self.name, self.id.hex(), base64.b64encode(COSIGNER_TYPE + self.public).decode()))
+
+
+COSIGNER_TYPE = b"\xffcosignature/v1 ecdsa-p256-sha256"
+"""Signed-note leaves 0xff to whoever spells the type out."""
+
+
+def parse_cosigner(text: str) -> Cosigner:
+    """Read `name+id+key`. Raises ValueError."""
+    name, _, rest = text.partition("+")
+    key_id, _, encoded = rest.partition("+")
+    raw = _base64(encoded)
+    key = Cosigner(name, raw[len(COSIGNER_TYPE) :])
+    if not is_key_name(name) or not raw.startswith(COSIGNER_TYPE) or len(key.public) != 65 or key.id.hex() != key_id:
+        raise ValueError("not a cosigner's key")
+    return key
+
+
+def cosigned_text(moment: int, signed: bytes) -> bytes:
+    """What a cosigner signs of a checkpoint at this Unix time. No checkpoint begins like this: a log's name holds no space."""
+    return f"cosignature/v1 of {len(signed)} bytes\ntime {moment}\n".encode() + signed
+
+
+def is_cosigned(note: str, cosigner: Cosigner) -> bool:
+    """Whether the note has a line of this cosigner's; nothing is checked."""
+    return any(name == cosigner.name and raw[:4] == cosigner.id for name, raw in parse_checkpoint(note)[2])
+
+
+def check_cosignature(note: str, cosigner: Cosigner) -> int:
+    """The Unix time at which this cosigner signed. Raises ValueError if it did not, or if its signature does not hold."""
+    _, signed, signatures = parse_checkpoint(note)
+    found = [raw[4:] for name, raw in signatures if name == cosigner.name and raw[:4] == cosigner.id]
+    if not found:
+        raise ValueError("not cosigned")
+    moments = [int.from_bytes(raw[:8], "big") for raw in found]
+    for moment, raw in zip(moments, found):  # noqa: B905 — lengths are equal; `strict` is younger than auditors' Pythons
+        check_p256(cosigner.public, cosigned_text(moment, signed), raw[8:])
+    return max(moments)
 
 
 class Successor(NamedTuple):
@@ -361,12 +466,16 @@ class Report(NamedTuple):
     disclosed: int
     newest: str
     consistent_with: int | None
+    cosigned: dict[str, int]
+    """The largest tree that each cosigner signed for, of those that this bundle shows."""
 
 
 class Verifier:
     """Reads a bundle once, line by line, in memory that does not grow with it. `verify` raises VerificationFailed."""
 
-    def __init__(self, fingerprint: str, since: str | None = None, newer_than: str = "") -> None:
+    def __init__(
+        self, fingerprint: str, since: str | None = None, newer_than: str = "", cosigners: Sequence[Cosigner] = ()
+    ) -> None:
         self._fingerprint = fingerprint.strip().lower()
         self._since_note, self._newer_than = since, newer_than
         self._tree = Frontier()
@@ -381,6 +490,8 @@ class Verifier:
         self._disagreed: str | None = None
         self._since_root: bytes | None = None
         self._chain: list[Successor] = []
+        self._cosigners = tuple(cosigners)
+        self._cosigned: dict[Cosigner, str] = {}
 
     def verify(self, bundle: BinaryIO) -> Report:
         """Check everything. Raises VerificationFailed with the first thing that does not hold."""
@@ -457,6 +568,7 @@ class Verifier:
         if self._disagreed is None:
             if checkpoint.root == self._tree.root():
                 self._agreed = note
+                self._remember_cosigned(note)
             else:
                 self._disagreed = note
 
@@ -469,13 +581,30 @@ class Verifier:
             raise VerificationFailed("GAP", f"the bundle holds entries up to {end}, and says something else")
         self._cover(end, head.size, _hashes(line, "right"))
         self._compare(head, end)
+        self._remember_cosigned(_get(line, "checkpoint", str))
         self._compare_since(head, line)
         if self._newest < self._newer_than:
             raise VerificationFailed("STALE", f"the newest entry is from {self._newest or 'never'}")
         intents, completions = self._kinds["intent"], self._kinds["completion"]
         since = self._since.size if self._since else None
         root = head.root.hex()
-        return Report(head.origin, head.size, root, self._first, end, intents, completions, self._disclosed, self._newest, since)
+        counted = (intents, completions, self._disclosed, self._newest)
+        return Report(head.origin, head.size, root, self._first, end, *counted, since, self._cosignatures())
+
+    def _remember_cosigned(self, note: str) -> None:
+        """A checkpoint over the very entries that are here; the newest of each cosigner counts."""
+        self._cosigned.update({one: note for one in self._cosigners if is_cosigned(note, one)})
+
+    def _cosignatures(self) -> dict[str, int]:
+        found = {}
+        for cosigner, note in self._cosigned.items():
+            checkpoint = self._signed(note)
+            try:
+                check_cosignature(note, cosigner)
+            except ValueError as error:
+                raise VerificationFailed("SIG", f"cosignature of {cosigner.name}: {error}") from error
+            found[cosigner.name] = checkpoint.size
+        return found
 
     def _compare(self, head: Checkpoint, end: int) -> None:
         """The recomputed root against the signed one; what differs is named as closely as the bundle allows."""
@@ -581,6 +710,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--fingerprint", required=True, help="SHA-256 of the log's verifier key, from somewhere you trust")
     parser.add_argument("--since", type=Path, metavar="CHECKPOINT_FILE", help="a checkpoint you kept: the log must extend it")
+    parser.add_argument("--cosigner", action="append", default=[], metavar="KEY", help="fail unless this key cosigned a checkpoint")
     parser.add_argument("--newer-than", default="", metavar="TIME", help="fail unless an entry is newer, e.g. 2026-11-30T18")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a sentence")
     try:
@@ -591,9 +721,11 @@ def main(arguments: list[str] | None = None) -> int:
         since = _read_note(options.since) if options.since else None
         if not re.fullmatch("[0-9a-fA-F]{64}", options.fingerprint):
             raise ValueError("a fingerprint has 64 hexadecimal digits")
+        cosigners = [parse_cosigner(text) for text in options.cosigner]
         _plain(options.bundle)
         with options.bundle.open("rb") as bundle:
-            report = Verifier(options.fingerprint, since, options.newer_than).verify(bundle)
+            report = Verifier(options.fingerprint, since, options.newer_than, cosigners).verify(bundle)
+        require_cosigned(report, cosigners)
     except VerificationFailed as failed:
         _say(options.json, {"ok": False, "word": failed.word, "entries": failed.entries, "message": failed.message}, str(failed))
         return 3
@@ -601,8 +733,16 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write(f"{error}\n")
         return 1
     text = f"OK: {report.origin}, entries {report.first} to {report.end} of {report.size}, root {report.root}"
+    text += "".join(f", cosigned up to {size} by {name}" for name, size in report.cosigned.items())
     _say(options.json, {"ok": True, **report._asdict()}, text)
     return 0
+
+
+def require_cosigned(report: Report, cosigners: Sequence[Cosigner]) -> None:
+    """Raises VerificationFailed where one of these cosigned no checkpoint of the bundle."""
+    for cosigner in cosigners:
+        if cosigner.name not in report.cosigned:
+            raise VerificationFailed("SIG", f"{cosigner.name} cosigned no checkpoint of this bundle")
 
 
 def _plain(path: Path) -> None:

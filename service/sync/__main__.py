@@ -37,7 +37,7 @@ async def _serve(settings: Settings, site: SiteService) -> None:
     desk = operator.create_app(commands.calls(), commands.ready)
     servers = [(_Quiet(Config(desk, log_config=None, access_log=False, lifespan="off")), settings.listen_fd)]
     if settings.peer_fd is not None and site.peer is not None:
-        answer = partial(serve, site.node, site.batches, rows=site.rows)
+        answer = partial(serve, site.node, site.batches, rows=site.rows, witness=site.witness)
         app = http.create_app(acting(Place.SITE_PEER)(answer), site.peer_certificate_name)
         servers.append((_Quiet(http.config(app, settings.link_dir)), settings.peer_fd))
 

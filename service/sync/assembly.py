@@ -25,6 +25,7 @@ from keyvault.sync.rows import Rows
 from policies.audit.details import Details
 from policies.audit.store import AuditStore
 from policies.store import PolicyStore
+from policies.witness.cosigning import Cosigning, Witness
 from service.approving import ApprovalCommands, site_inbox
 from service.authority_rows import AuthorityRows
 from service.client_approvals import ClientApprovals
@@ -58,6 +59,7 @@ class SiteService:
     batches: Batches
     rows: Rows
     inbox: Inbox
+    witness: Witness
     driving: threading.Lock = field(default_factory=threading.Lock, repr=False)
     """Held by whatever drives both sites from here: two at once would only get into each other's way."""
 
@@ -93,6 +95,10 @@ class SiteService:
             return Registration(self.database, store, audit, officers)
 
         return ClientCommands(registration, self.settings.origins)
+
+    def cosigning(self, peer: RemotePeer) -> Cosigning:
+        """This site's log as it is shown to the other site."""
+        return Cosigning(self.node, peer, Site.load(self.settings.site_file).audit_key)
 
     def details(self) -> DetailCommands:
         """The commands on the audit log's sealed details."""
@@ -137,7 +143,8 @@ def _service(settings: Settings, parts: SiteParts, hsm: SiteHsm) -> SiteService:
     peer = _peer(settings, node)
     store = PolicyStore(RecordMac(hsm))
     batches, rows = Batches(node, peer, VoiceRows(store, Details(hsm))), Rows(node, peer, AuthorityRows(store))
-    return SiteService(settings, parts.database, hsm, node, peer, Coordinator(node, peer, _now), batches, rows, site_inbox(node))
+    coordinator, inbox = Coordinator(node, peer, _now), site_inbox(node)
+    return SiteService(settings, parts.database, hsm, node, peer, coordinator, batches, rows, inbox, Witness(node))
 
 
 def _peer(settings: Settings, node: SiteNode) -> RemotePeer | None:

@@ -15,6 +15,10 @@ from keyvault.store import KeyStore, tombstone, wrapped_key
 from keyvault.sync.state import SiteState
 from keyvault.sync.statement import Signed, Status
 from keyvault.sync.store import SyncStore, lasting
+from policies.audit import store as log_store
+from policies.witness.cosigning import cosigner_of
+from policies.witness.store import WitnessStore
+from service.site import Site
 from service.sync.assembly import SiteService
 
 
@@ -24,7 +28,7 @@ def report(site: SiteService) -> dict[str, Any]:
     ledger = state.ledger
     with lasting(site.database) as transaction:
         heard = SyncStore(RecordMac(site.hsm)).heard(transaction)
-        facts = _counted(transaction) | {"versions": _versions(transaction, state, held.keys())}
+        facts = _counted(transaction) | {"log": _log(transaction, site)} | {"versions": _versions(transaction, state, held.keys())}
     return facts | {
         "site": state.site,
         "cluster": ledger.roster.cluster,
@@ -73,6 +77,21 @@ def _counted(transaction: Transaction) -> dict[str, Any]:
         "erasures_unconfirmed": transaction.scalar(
             select(func.count()).select_from(tombstone).where(tombstone.c.peer_erased_at.is_(None))
         ),
+    }
+
+
+def _log(transaction: Transaction, site: SiteService) -> dict[str, Any]:
+    """How far the other site co-signed this site's log, by which key, and the forks of its log that are kept here."""
+    store, roster = WitnessStore(RecordMac(site.hsm)), site.node.ledger.roster
+    key = Site.load(site.settings.site_file).audit_key
+    own, newest = store.newest(transaction, key.fingerprint), log_store.last_checkpoint(transaction)
+    return {
+        "fingerprint": key.fingerprint,
+        "size": 0 if newest is None else newest.size,
+        "cosigned": 0 if own is None else own.size,
+        "cosigned_at": own.created_at.isoformat() if own else None,
+        "cosigners": [cosigner_of(roster, name).text for name in roster.peers(site.node.name)],
+        "forks": [{"log": row.log, "size": row.size, "seen_at": row.created_at.isoformat()} for row in store.refused(transaction)],
     }
 
 

@@ -24,6 +24,8 @@ DUE_S = 2.0
 SHRED_S = 15.0
 """How often it is looked up which erased voices no old copy opens any more."""
 
+COSIGN_S = 10.0
+"""How often the other site is shown the newest checkpoint of this site's log."""
 PRUNE_S, PRUNED_S = 60.0, 3600.0
 """How often receipts are looked through for those that later ones replaced, page by page, and how long after the last page."""
 
@@ -47,7 +49,14 @@ def tasks(site: SiteService) -> list[Task]:
     always = [Task("compare", _Comparing(site).turn), *own]
     if not site.peer:
         return always
-    return [*always, *(Task(name, work(site).turn) for name, work in (("send", _Sending), ("tell", _Telling), ("prune", _Pruning)))]
+    cosigning = site.cosigning(site.peer)
+
+    def cosign() -> float:
+        cosigning.turn()
+        return COSIGN_S
+
+    theirs = (("send", _Sending(site).turn), ("tell", _Telling(site).turn), ("prune", _Pruning(site).turn), ("cosign", cosign))
+    return [*always, *(Task(name, turn) for name, turn in theirs)]
 
 
 class _Sending:
