@@ -31,6 +31,7 @@ from sqlalchemy import create_engine, insert, make_url, text
 from bench.lines import report_share
 from bench.plain_token import PlainMoves
 from keyvault import ceremony, softhsm
+from keyvault.database import SITE_WIDE
 from keyvault.hsm import RingMaster
 from keyvault.pkcs11_hsm import Pkcs11Hsm
 from keyvault.pkcs11_start import TokenConfig
@@ -117,7 +118,7 @@ class Ours:
         self.spent = Spent()
         self._hsm = Pkcs11Hsm.open(place.token, PIN, expected_masters=(OLD, NEW))
         hsm: Any = TimedHsm(self._hsm, self.spent)
-        database = create_engine(place.url)
+        database = create_engine(place.url, connect_args={"options": SITE_WIDE})
         recorder = KeyEventRecorder(AuditStore(database, self._hsm))
         self._rewrapping = Rewrapping(database, hsm, TimedStore(self.spent), recorder, RecordMac(hsm))
 
@@ -262,7 +263,12 @@ def add_master(config: TokenConfig) -> None:
 def fill(place: Place, rows: int) -> None:
     """So many keys under the first master, in both tables; then the second one serves. Few of the blobs differ."""
     hsm = Pkcs11Hsm.open(place.token, PIN, expected_masters=(OLD, NEW))
-    mac, store, now, database = RecordMac(hsm), KeyStore(), datetime.now(UTC), create_engine(place.url)
+    mac, store, now, database = (
+        RecordMac(hsm),
+        KeyStore(),
+        datetime.now(UTC),
+        create_engine(place.url, connect_args={"options": SITE_WIDE}),
+    )
     rings = Rings(hsm, store, KeyEventRecorder(AuditStore(database, hsm)), mac)
     blobs = []
     for _ in range(DEKS):

@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from sqlalchemy import insert, text
 
 from bench.lines import report_ratio
-from keyvault.database import Database
+from keyvault.database import Database, see_every_tenant
 from keyvault.hsm import Hsm, KeyName
 from keyvault.key_uses import Place
 from keyvault.keys import VoiceKeys
@@ -117,6 +117,7 @@ class Site:
         """A client with the right to speak, a consent, and a voice with a key of its own."""
         jkt, voice = jwk_thumbprint(public_jwk(self._dpop.public_key())), uuid4()
         with self.database.begin() as transaction:
+            see_every_tenant(transaction)
             for master in self.hsm.masters():
                 self.keys.rings.register(transaction, master)
             self.registry.register_client(
@@ -159,6 +160,7 @@ class Site:
     def entitlement(self) -> Entitlement:
         """What a token to speak TEXT says."""
         with self.database.begin() as transaction:
+            see_every_tenant(transaction)
             key = self.keys.current(transaction, self._voice).ref
         x5t, jkt = certificate_thumbprint(self._certificate), jwk_thumbprint(public_jwk(self._dpop.public_key()))
         return Entitlement(

@@ -10,7 +10,7 @@ from functools import lru_cache
 from hashlib import sha256
 from typing import Any
 
-from sqlalchemy import ClauseElement, Connection, Engine, MetaData
+from sqlalchemy import ClauseElement, Connection, Engine, MetaData, text
 from sqlalchemy.dialects.postgresql.asyncpg import PGDialect_asyncpg
 from sqlalchemy.exc import DBAPIError
 
@@ -36,6 +36,18 @@ Transaction = Connection
 
 Statement = tuple[ClauseElement, Mapping[str, Any]]
 """A statement and the values of its bind parameters."""
+
+
+SITE_WIDE = "-c app.scope=site"
+"""Connection options of a process whose work is all tenants' (the site process, a re-wrap, a migration). Without them, row-level
+security shows a transaction the rows of the tenant that it names, and none before it names one."""
+
+_SITE_WIDE = text("SELECT set_config('app.scope', 'site', true)")
+
+
+def see_every_tenant(transaction: Transaction) -> None:
+    """Until it ends, this one transaction is about all tenants' rows: for what a process that serves tenants does for the site."""
+    transaction.execute(_SITE_WIDE)
 
 
 def send(transaction: Transaction, *statements: Statement, commit: bool = False) -> list[Rows]:

@@ -22,7 +22,7 @@ from policies.intents import Facts, Intent, Intents, Outcome
 from policies.one_time import MAX_LIFETIME_S, SECRET_BYTES, BrowserInvitation, digest_of, written
 from policies.proofs import ProofVerifier
 from policies.refusals import Refusals, record_refusal, refusal_details
-from policies.store import PolicyStore, durable
+from policies.store import PolicyStore, site_wide
 
 REGISTER = "client.registered"
 """The action of the intents, as for every client."""
@@ -112,7 +112,7 @@ class BrowserKeys:
             if digest is None:
                 raise InvitationUnknown()
             proof = self._proofs.verify(presented.proof, presented.method, presented.path, presented.code)
-            with durable(self._database) as transaction:
+            with site_wide(self._database) as transaction:  # no other tenant may have this name or key
                 invitation = self._store.one_time(transaction, BrowserInvitation, digest)
                 if invitation is None:
                     raise InvitationUnknown()

@@ -59,7 +59,7 @@ def record_refusal(
     It uses up `once`, the request's proof, so that each entry costs the client one signature: a request seen on the way and
     sent again a thousand times is recorded once and counted after that.
     """
-    with durable(database) as transaction:
+    with durable(database, intent.tenant) as transaction:
         if store.consume_proof(transaction, once):
             send(transaction, spend)
             intents.append(transaction, intent)

@@ -7,8 +7,7 @@ do what. Every change is a compare-and-swap on `row_version`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -16,10 +15,8 @@ from uuid import UUID
 
 from sqlalchemy import Table, and_, delete, select, update
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from keyvault.database import Database, Rows, Statement, Transaction, send
+from keyvault.database import Rows, Statement, Transaction, send
 from keyvault.errors import RecordTampered
 from keyvault.records import Field, RecordMac, canonical
 from policies.authority import Authority, Client, ClientState, Voice, VoiceState
@@ -31,9 +28,9 @@ from policies.quotas import EVERYONE, Left, Limits, Quota, Scope, Used, left, wi
 from policies.requests import Request, moment, proof_guard, uses_up
 from policies.tables import (
     AUTHORITY,
+    CALLED_BY,
     CLIENT_NAMED,
     CONSUME_PROOF,
-    DURABLE,
     DURABLE_AS,
     LIMITS,
     SPEND,
@@ -50,7 +47,10 @@ from policies.tables import (
     voice,
 )
 from policies.unsent import store as unsent
-from policies.writing.store import kept, list_change, new, require_one_use
+from policies.writing.store import deciding as deciding
+from policies.writing.store import durable as durable
+from policies.writing.store import kept, list_change, new, require_one_use, within
+from policies.writing.store import site_wide as site_wide
 
 AuthorityRow = TypeVar("AuthorityRow", Client, Consent, Voice, Quota, UploadTicket, BrowserInvitation)
 OneTime = TypeVar("OneTime", UploadTicket, BrowserInvitation)
@@ -70,28 +70,6 @@ consumed, so a request that was held up in between is refused rather than accept
 """
 
 _ROWS_REMEMBERED = 4096
-
-
-@contextmanager
-def durable(database: Database, tenant: str | None = None) -> Iterator[Transaction]:
-    """A transaction that is on disk when the block ends. Raises AuditUnavailable where the database cannot promise that.
-    With `tenant`, it sees and writes no other tenant's rows: a forgotten WHERE crosses none. Who writes SQL can name another.
-    If the connection is lost while it commits, the outcome is unknown: the token may have been used up all the same.
-    """
-    with deciding(database) as transaction:
-        transaction.execute(DURABLE, {"tenant": tenant})
-        yield transaction
-
-
-@contextmanager
-def deciding(database: Database) -> Iterator[Transaction]:
-    """The same for a transaction that begins with `PolicyStore.open`, which makes it durable in its own first round trip."""
-    try:
-        with database.begin() as transaction:
-            yield transaction
-    except (DBAPIError, PoolTimeout) as problem:
-        # The driver's message may quote the statement's values: its kind says enough.
-        raise AuditUnavailable(type(problem).__name__) from None
 
 
 @dataclass(frozen=True)
@@ -126,10 +104,11 @@ class PolicyStore:
         named = {"x5t_s256": request.caller, "voice_id": request.voice, "consent_id": request.consent}
         limited = named | {"everyone": EVERYONE, "voice_name": None if request.voice is None else str(request.voice)}
         spend = self.spend(request.caller, request.voice, request.now, requests=1, characters=request.characters)
-        begin: Statement = (DURABLE_AS, named) if request.token is None else (DURABLE, {"tenant": request.token.tenant})
-        consume = uses_up(request)
-        answers = send(transaction, begin, (AUTHORITY, named), consume, (LIMITS, limited), spend, *then)
-        _, authority, [consumed], limits, used, *rows = answers
+        begin: list[Statement] = [(CALLED_BY, named), (DURABLE_AS, named)]
+        if request.token is not None:
+            begin = [within(request.token.tenant)]
+        answers = send(transaction, *begin, (AUTHORITY, named), uses_up(request), (LIMITS, limited), spend, *then)
+        authority, [consumed], limits, used, *rows = answers[len(begin) :]
         fresh = (bool(consumed[0]), bool(consumed[1]))
         if not authority:
             return Opening(None, lambda: (Authority(None, None, None), _NOTHING_LEFT), *fresh, rows)

@@ -251,11 +251,17 @@ LIMITS = select(quota, _newest(quota, quota.c.scope + "/" + quota.c.name)).where
 # A gate that cannot finish while the token lives has no reason to hold its locks.
 DURABLE = text("""
     SELECT set_config('synchronous_commit', 'on', true), set_config('statement_timeout', '5s', true),
-           set_config('app.tenant', coalesce(CAST(:tenant AS text), ''), true)
+           set_config('app.tenant', coalesce(CAST(:tenant AS text), ''), true),
+           set_config('app.scope', CASE WHEN CAST(:tenant AS text) IS NULL
+                                   THEN coalesce(current_setting('app.scope', true), '') ELSE '' END, true)
 """)
-"""On disk when it commits; and in this transaction, row-level security shows the rows of this tenant alone (of all, if null)."""
+"""On disk when it commits; and in this transaction, row-level security shows the rows of this tenant alone. Null names none: it
+shows no tenant's rows, but in a process whose work is the whole site's (`keyvault.database.SITE_WIDE`)."""
+CALLED_BY = text("SELECT set_config('app.caller', :x5t_s256, true)")
+"""From here on the row of the client with this certificate is seen, so that its tenant can be."""
 DURABLE_AS = text("""
     SELECT set_config('synchronous_commit', 'on', true), set_config('statement_timeout', '5s', true),
-           set_config('app.tenant', coalesce((SELECT tenant FROM client WHERE cert_sha256 = :x5t_s256), chr(1)), true)
+           set_config('app.tenant', coalesce((SELECT tenant FROM client WHERE cert_sha256 = :x5t_s256), ''), true),
+           set_config('app.scope', '', true)
 """)
-"""The same for the tenant of the client with this certificate; for nobody's, if there is no such client."""
+"""The same for the tenant of the client with this certificate, after CALLED_BY; for nobody's, if there is no such client."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from keyvault.database import Database, Transaction
+from keyvault.database import Database, Transaction, send
 from policies.audit.errors import AuditError
 from policies.authority import Client
 from policies.caller_errors import TicketExpired, TicketUnknown, TicketUsed
@@ -23,7 +23,8 @@ from policies.intents import Facts, Intent, Intents, Outcome
 from policies.one_time import MAX_LIFETIME_S, SECRET_BYTES, UploadTicket, digest_of, written
 from policies.refusals import NotCounted, Refusals, record_refusal, refusal_details
 from policies.requests import Request
-from policies.store import PolicyStore, durable
+from policies.store import PolicyStore, site_wide
+from policies.writing.store import within
 
 _ISSUER = "upload ticket"
 
@@ -113,11 +114,12 @@ class Tickets:
         ticket: UploadTicket | None = None
         client: Client | None = None
         try:
-            with durable(self._database) as transaction:
+            with site_wide(self._database) as transaction:
                 digest = digest_of(secret)
                 ticket = None if digest is None else self._store.one_time(transaction, UploadTicket, digest)
                 if ticket is None:
                     raise TicketUnknown()
+                send(transaction, within(ticket.tenant))  # from here on it is that tenant's request
                 client = self._store.client(transaction, ticket.client_id)
                 if client is None or client.tenant != ticket.tenant:
                     raise ClientUnknown()

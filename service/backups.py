@@ -24,6 +24,7 @@ from urllib.parse import parse_qsl
 
 from sqlalchemy import make_url
 
+from keyvault.database import SITE_WIDE
 from keyvault.records import canonical
 from keyvault.sync.errors import SignatureInvalid
 from keyvault.sync.roster import Roster
@@ -35,6 +36,8 @@ from service.officers import read_roster
 from service.settings import Secret, Settings
 from service.sync.admin import ask
 
+DUMP_OPTIONS = ("--enable-row-security",)
+"""The owner of a database is bound by row-level security, as everybody is: its dump is about the whole site, by SITE_WIDE."""
 MANIFEST, SIGNATURE, DUMP, FILES = "manifest.json", "manifest.sig", "database.dump", "files.tar"
 _FORMAT = 1
 _TRIES = 3
@@ -139,6 +142,7 @@ def postgres_tool(settings: Settings, postgres: EmbeddedPostgres | None, name: s
         with os.fdopen(descriptor, "w") as file:
             file.write(f"*:*:*:*:{str(url.password).replace(chr(92), chr(92) * 2).replace(':', chr(92) + ':')}\n")
         environ = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "PGPASSFILE": str(secret), "PGHOST": host, "PGUSER": str(url.username)}
+        environ["PGOPTIONS"] = SITE_WIDE
         yield [str(program)], environ | ({"PGPORT": str(url.port)} if url.port else {})
     finally:
         secret.unlink(missing_ok=True)
@@ -158,7 +162,7 @@ def database_name(settings: Settings) -> str:
 
 def _dump(settings: Settings, postgres: EmbeddedPostgres | None, target: Path) -> None:
     with postgres_tool(settings, postgres, "pg_dump") as (program, environ):
-        run_tool([*program, "--format=custom", f"--file={target}", database_name(settings)], environ)
+        run_tool([*program, *DUMP_OPTIONS, "--format=custom", f"--file={target}", database_name(settings)], environ)
     target.chmod(0o600)
 
 

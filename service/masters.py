@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from sqlalchemy import create_engine
 
-from keyvault.database import Database, Transaction
+from keyvault.database import SITE_WIDE, Database, Transaction, see_every_tenant
 from keyvault.errors import MasterMissing
 from keyvault.guarded_hsm import GuardedHsm
 from keyvault.hsm import RingMaster, SiteHsm
@@ -25,9 +25,15 @@ from service.site import Site, token_config
 POOL_SIZE = 16
 
 
-def connect(url: str) -> Database:
-    """A pool of connections that finds out by itself when the database was restarted."""
-    return create_engine(url, pool_size=POOL_SIZE, max_overflow=POOL_SIZE, pool_pre_ping=True, pool_timeout=4.0)
+def connect(url: str, *, site_wide: bool = False) -> Database:
+    """A pool of connections that finds out by itself when the database was restarted.
+
+    `site_wide`: for a process whose work is all tenants'. Any other sees rows of the tenants that its transactions name.
+    """
+    arguments = {"options": SITE_WIDE} if site_wide else {}
+    return create_engine(
+        url, pool_size=POOL_SIZE, max_overflow=POOL_SIZE, pool_pre_ping=True, pool_timeout=4.0, connect_args=arguments
+    )
 
 
 @contextmanager
@@ -42,6 +48,7 @@ def serving_token(settings: Settings, database: Database, home: Place, listeners
     """
     site = Site.load(settings.site_file)
     with lasting(database) as transaction:
+        see_every_tenant(transaction)
         store = KeyStore()
         known = store.masters(transaction)
         needed = dict(_needed(transaction, store))

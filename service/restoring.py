@@ -180,7 +180,7 @@ def log_ends(settings: Settings) -> dict[str, Any]:
 
 @contextmanager
 def _parts(settings: Settings) -> Iterator[SiteParts]:
-    database = connect(settings.role_url("vault"))
+    database = connect(settings.role_url("vault"), site_wide=True)
     try:
         with serving_token(settings, database, Place.RESTORE) as hsm:
             serial = Site.load(settings.site_file).tokens["serving"].serial

@@ -24,7 +24,7 @@ from uuid import UUID
 from sqlalchemy import create_engine
 from sqlalchemy.exc import OperationalError
 
-from keyvault.database import Database
+from keyvault.database import SITE_WIDE, Database
 from keyvault.hsm import SiteHsm
 from keyvault.key_uses import Place
 from keyvault.records import RecordMac
@@ -154,7 +154,7 @@ def _listen(child: subprocess.Popen[bytes], index: int, said: queue.SimpleQueue[
 def serving(settings: Settings) -> Iterator[tuple[Database, SiteHsm]]:
     """The vault's database role, a connection a thread, and the serving token. Raises what `serving_token` raises, and
     DatabaseUnavailable."""
-    database = create_engine(settings.role_url("vault"), pool_size=2, connect_args={"connect_timeout": 5})
+    database = create_engine(settings.role_url("vault"), pool_size=2, connect_args={"connect_timeout": 5, "options": SITE_WIDE})
     try:
         with serving_token(settings, database, Place.REWRAP) as hsm:
             yield database, hsm

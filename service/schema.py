@@ -15,6 +15,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.pool import NullPool
 
 import migrations
+from keyvault.database import SITE_WIDE
 from service.errors import DatabaseUnavailable, DatabaseUnsuitable
 
 OWNER, VAULT, LOG = "glottis_owner", "glottis_vault", "glottis_log"
@@ -67,8 +68,8 @@ LEAST_VECTOR = (0, 8)
 
 @contextmanager
 def opened(url: str | URL) -> Iterator[Engine]:
-    """An engine without a pool, for administration. Raises DatabaseUnavailable when the database does not answer."""
-    engine = create_engine(url, poolclass=NullPool, connect_args={"connect_timeout": 5})
+    """An engine without a pool, for administration, which sees all tenants' rows. Raises DatabaseUnavailable."""
+    engine = create_engine(url, poolclass=NullPool, connect_args={"connect_timeout": 5, "options": SITE_WIDE})
     try:
         yield engine
     except OperationalError as error:

@@ -262,7 +262,7 @@ _ENDS = frozenset(
 @contextmanager
 def voices(settings: Settings, home: Place = Place.VOICES) -> Iterator[Voices]:
     """This site's voices, with the serving token and the vault's database role."""
-    database = connect(settings.role_url("vault"))
+    database = connect(settings.role_url("vault"), site_wide=True)
     try:
         with serving_token(settings, database, home) as hsm:
             yield _voices(settings, database, hsm)

@@ -118,7 +118,7 @@ def _vault(settings: Settings, database: Database, hsm: SiteHsm) -> Vault:
         presence=Presence(database, store, matching, clock),
         speech=Speech(engine, Scheduler(at_once=SPEAKING_AT_ONCE, waiting=IN_LINE)),
         agreement=agreement,
-        receipt_of=None if agreement.alone else lambda voice: _synced(database, keys, voice),
+        receipt_of=None if agreement.alone else lambda tenant, voice: _synced(database, keys, tenant, voice),
         ready=_readiness(database, hsm, store),
         hsm=hsm,
         jwks=lambda: jwks(callers.signing),
@@ -194,9 +194,9 @@ def _agreement(settings: Settings, database: Database, hsm: Hsm, glass: BrokenGl
     return Agreement(parts)
 
 
-def _synced(database: Database, keys: VoiceKeys, voice: UUID) -> bool:
+def _synced(database: Database, keys: VoiceKeys, tenant: str, voice: UUID) -> bool:
     """Whether every site has signed for the voice's newest key."""
-    with durable(database) as transaction:
+    with durable(database, tenant) as transaction:
         return bool(keys.current(transaction, voice).synced)
 
 

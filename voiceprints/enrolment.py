@@ -109,7 +109,7 @@ class Enrolment:
         speech = [part.only(samples) for part, samples in zip(found, recordings, strict=True) if part.segments]
         with self._memory.buffer(self._room(speech)) as buffer:
             values = self._measured(speech, buffer, quality)
-            with durable(self._database) as transaction, self._keys.create(transaction, tenant=tenant, voice=voice) as key:
+            with durable(self._database, tenant) as transaction, self._keys.create(transaction, tenant=tenant, voice=voice) as key:
                 self._store.add(transaction, self._sealed(key, key.ref, values, tenant, voice))
                 self._registry.register_voice(
                     transaction, voice_id=voice, tenant=tenant, name=name, consent_id=grant.token.consent, key=key.ref

@@ -9,7 +9,7 @@ from datetime import datetime
 from enum import StrEnum
 from uuid import UUID
 
-from sqlalchemy import CheckConstraint, Column, DateTime, Integer, LargeBinary, Table, Text, Uuid, delete, insert, select
+from sqlalchemy import CheckConstraint, Column, DateTime, Integer, LargeBinary, Table, Text, Uuid, delete, insert, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -53,11 +53,15 @@ class SealedRow:
     created_at: datetime
 
 
+_WITHIN = text("SELECT set_config('app.tenant', :tenant, true)")
+
+
 @contextmanager
-def reading(database: Database) -> Iterator[Transaction]:
-    """A transaction for reading. Raises VoiceprintsUnavailable where the database does not answer."""
+def reading(database: Database, tenant: str) -> Iterator[Transaction]:
+    """A transaction for reading this tenant's rows. Raises VoiceprintsUnavailable where the database does not answer."""
     try:
         with database.begin() as transaction:
+            transaction.execute(_WITHIN, {"tenant": tenant})
             yield transaction
     except (DBAPIError, PoolTimeout) as problem:
         # The driver's message may quote the statement's values: its kind says enough.

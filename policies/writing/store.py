@@ -1,24 +1,63 @@
-"""Writing one row: whether it was new, whether something of it was another row's, and that the list that only grows has it."""
+"""Transactions and whose rows they see; and writing one row: whether it was new, and that the list that only grows has it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import Table, bindparam, func, select
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from keyvault.database import Transaction
+from keyvault.database import Database, Statement, Transaction, see_every_tenant
 from policies.authority import Client, ClientState, key_alone
 from policies.caller_errors import KeyUsedOtherwise
-from policies.errors import RowChanged
-from policies.tables import authority_change, client
+from policies.errors import AuditUnavailable, RowChanged
+from policies.tables import DURABLE, authority_change, client
 
 # Two registrations of one key at once do not see each other's rows: the second waits for the first to commit or not.
 _ONE_BY_ONE = select(
     func.pg_advisory_xact_lock(func.hashtextextended("client key " + bindparam("jkt", type_=client.c.jkt.type), 0))
 )
 _OTHERS_WITH_KEY = select(client.c.cert_sha256).where(client.c.jkt == bindparam("jkt"), client.c.client_id != bindparam("name"))
+
+
+@contextmanager
+def durable(database: Database, tenant: str | None = None) -> Iterator[Transaction]:
+    """A transaction that is on disk when the block ends. Raises AuditUnavailable where the database cannot promise that.
+    It sees and writes this tenant's rows and no other's: a forgotten WHERE crosses none. Who writes SQL can name another. Without
+    one it sees no tenant's rows, but in a process whose work is the whole site's.
+    If the connection is lost while it commits, the outcome is unknown: the token may have been used up all the same.
+    """
+    with deciding(database) as transaction:
+        transaction.execute(DURABLE, {"tenant": tenant})
+        yield transaction
+
+
+@contextmanager
+def site_wide(database: Database) -> Iterator[Transaction]:
+    """The same about all tenants' rows: for what a worker does for the site, or before it knows whose request it is."""
+    with durable(database) as transaction:
+        see_every_tenant(transaction)
+        yield transaction
+
+
+@contextmanager
+def deciding(database: Database) -> Iterator[Transaction]:
+    """The same for a transaction that begins with `PolicyStore.open`, which makes it durable in its own first round trip."""
+    try:
+        with database.begin() as transaction:
+            yield transaction
+    except (DBAPIError, PoolTimeout) as problem:
+        # The driver's message may quote the statement's values: its kind says enough.
+        raise AuditUnavailable(type(problem).__name__) from None
+
+
+def within(tenant: str) -> Statement:
+    """The statement that makes a transaction durable, and this tenant's alone."""
+    return DURABLE, {"tenant": tenant}
 
 
 def kept(transaction: Transaction, statement: Any, table: Table) -> object:

@@ -121,7 +121,7 @@ def site_service(settings: Settings) -> Iterator[SiteService]:
 
     Raises HsmUnavailable, PinRejected, MasterMissing, TokenForeign, StoreRolledBack, TokenRolledBack: nothing is changed then.
     """
-    database = connect(settings.role_url("vault"))
+    database = connect(settings.role_url("vault"), site_wide=True)
     try:
         events = HsmEvents()
         with serving_token(settings, database, Place.SITE, Listeners(refused=events.hear)) as hsm:

@@ -10,7 +10,7 @@ import structlog
 
 from keyvault.database import Database
 from policies.errors import AuditUnavailable
-from policies.store import PolicyStore, durable
+from policies.store import PolicyStore, site_wide
 
 EVERY_S = 60.0
 
@@ -25,7 +25,7 @@ def sweeping(database: Database, store: PolicyStore, clock: Callable[[], float],
     def sweep() -> None:
         while not stop.wait(every_s):
             try:
-                with durable(database) as transaction:
+                with site_wide(database) as transaction:
                     store.purge(transaction, clock())
             except AuditUnavailable:
                 _log.warning("sweep_failed")

@@ -26,8 +26,9 @@ from policies.intents import Intents
 from policies.liveness import Challenge, Liveness
 from policies.minting import IssuedToken, Minting, TokenRequest
 from policies.registry import Registry
-from policies.store import PolicyStore, durable
+from policies.store import PolicyStore, durable, site_wide
 from policies.tickets import Tickets
+from policies.writing.store import within
 from service import frames
 from service.refusals import Refusal, refusal_of
 from service.shapes import ApprovalRequest, ConsentRequest, SpeechRequest, UploadRequest, name_of
@@ -73,8 +74,8 @@ class Vault:
     hsm: Hsm = field(repr=False)
     jwks: Callable[[], dict[str, list[dict[str, Any]]]]
     agreement: Agreement
-    receipt_of: Callable[[UUID], bool] | None
-    """Whether every site has signed for a voice's key; None where there is one site, and nothing waits."""
+    receipt_of: Callable[[str, UUID], bool] | None
+    """Whether every site has signed for the key of a tenant's voice; None where there is one site, and nothing waits."""
 
     def readiness(self) -> list[str]:
         """Names of the parts that do not work; empty when all do."""
@@ -156,7 +157,7 @@ class Vault:
                 )
             enrolled = self.enrolment.enrol(upload.recordings, name, grant)
             facts["speech_milliseconds"] = round(enrolled.quality.speech_seconds * 1000)
-        state = "active" if self._signed_everywhere(enrolled.voice_id) else "awaiting_sync"
+        state = "active" if self._signed_everywhere(grant.token.tenant, enrolled.voice_id) else "awaiting_sync"
         answer = {"id": str(enrolled.voice_id), "name": enrolled.name, "state": state, "key_version": enrolled.key.version}
         return Done(grant.intent_id, {**answer, "quality": _measured(enrolled.quality)})
 
@@ -190,7 +191,8 @@ class Vault:
     def erase(self, credentials: Credentials, voice_id: UUID) -> Done:
         """Erase one of the tenant's voices, whatever became of its consent. Raises VoiceUnknown, also for one erased before."""
         grant = self.gate.admit(credentials.call(Purpose.ERASE, voice=voice_id))
-        with self._completing(grant, "erased"), durable(self.database) as transaction:
+        # Also rows that name another tenant, because somebody changed them, are this voice's, and go.
+        with self._completing(grant, "erased"), site_wide(self.database) as transaction:
             done = self.erasure.erase(transaction, voice_id, tenant=grant.token.tenant)
         return Done(grant.intent_id, {"id": str(voice_id), "erased_at": done.tombstone.erased_at.isoformat()})
 
@@ -267,12 +269,12 @@ class Vault:
                     facts["characters"] = spoken.facts.characters
         return SpokenAudio(grant.intent_id, audio, len(spoken.facts.skipped))
 
-    def _signed_everywhere(self, voice: UUID) -> bool:
+    def _signed_everywhere(self, tenant: str, voice: UUID) -> bool:
         """Wait a moment for the other site's receipt: most often the voice can speak as soon as its enroller knows its id."""
         if self.receipt_of is None:
             return True
         until = time.monotonic() + RECEIPT_S
-        while not self.receipt_of(voice):
+        while not self.receipt_of(tenant, voice):
             if time.monotonic() > until:
                 return False
             time.sleep(_LOOK_S)
@@ -292,9 +294,10 @@ class Vault:
 
     def _spent(self, grant: Grant, facts: Mapping[str, str | int]) -> list[Statement]:
         """What counts against the quotas: speech that was made, also by one who left before its end, and a failed answer."""
+        token, now = grant.token, time.time()
         if spoken := int(facts.get("milliseconds", 0)):
-            return [self.store.spend(grant.token.caller, grant.token.voice, time.time(), milliseconds=spoken)]
-        return [self.store.spend(grant.token.caller, None, time.time(), attempts=1)] if "failed" in facts else []
+            return [within(token.tenant), self.store.spend(token.caller, token.voice, now, milliseconds=spoken)]
+        return [within(token.tenant), self.store.spend(token.caller, None, now, attempts=1)] if "failed" in facts else []
 
 
 def _uploaded(frame: frames.Upload | frames.Refused | None) -> frames.Upload:

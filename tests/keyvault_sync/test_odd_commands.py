@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -22,11 +22,10 @@ from structlog.testing import capture_logs
 
 from keyvault.ceremony import TokenFacts
 from keyvault.hsm import KeyName
-from service.approving import site_inbox
 from service.settings import Settings
 from service.site import Site
 from service.sync import operator
-from service.sync.assembly import SiteService
+from service.sync.assembly import _service
 from service.sync.commands import Commands
 
 
@@ -60,15 +59,9 @@ def desk(databases: FreshDatabases, tmp_path_factory: pytest.TempPathFactory) ->
         (folder / "roster").write_bytes(sites.roster.encode())
         signer = {KeyName.CHECKPOINT_SIGNER: sites.a.hsm.public_key(KeyName.CHECKPOINT_SIGNER)}
         (folder / "site.json").write_text(Site(UUID(int=1), {"log": TokenFacts("log", "1", (), signer)}).to_json())
-        commands = Commands(_service(sites, folder))
+        parts = replace(sites.a.parts, database=sites.a.database)
+        commands = Commands(_service(Settings.load({"GLOTTIS_STATE_DIR": str(folder)}), parts, sites.a.hsm))
         yield Desk(operator.create_app(commands.calls(), commands.ready), commands.calls())
-
-
-def _service(sites: Sites, folder: Path) -> SiteService:
-    node, coordinator, site = sites.a.alive(), sites.coordinator("a"), sites.a
-    known = Settings.load({"GLOTTIS_STATE_DIR": str(folder)})
-    rows, batches = sites.authority_rows("a"), sites.batches("a")
-    return SiteService(known, site.database, site.hsm, node, coordinator._peer, coordinator, batches, rows, site_inbox(node))
 
 
 TEXTS = st.sampled_from(
