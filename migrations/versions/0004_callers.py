@@ -64,6 +64,7 @@ def upgrade() -> None:
     op.create_index("ix_browser_invitation_expires_at", "browser_invitation", ["expires_at"])
     _activations()
     _signing_keys()
+    _cosignatures()
     # When a version is to be destroyed at the other site; null is never, and every row's MAC holds on.
     op.add_column("ring_version", sa.Column("peer_destroy_at", sa.DateTime(timezone=True)))
     _unsent()
@@ -130,6 +131,24 @@ def _signing_keys() -> None:
         _column("mac", sa.LargeBinary),
         sa.CheckConstraint(f"octet_length(mac) = {MAC_BYTES}", name="mac"),
     )
+
+
+def _cosignatures() -> None:
+    """Checkpoints of both sites' logs that the other site co-signed, or refused as forks."""
+    op.create_table(
+        "cosignature",
+        sa.Column("place", sa.BigInteger, primary_key=True, autoincrement=False),
+        _column("log", sa.Text),
+        _column("size", sa.BigInteger),
+        *(_column(name, sa.Text) for name in ("note", "line")),
+        _column("edge", sa.LargeBinary),
+        _column("created_at", sa.DateTime(timezone=True)),
+        _column("mac", sa.LargeBinary),
+    )
+    op.create_index("ix_cosignature_log", "cosignature", ["log", "place"])
+    row, whole = "BEFORE UPDATE OR DELETE", "BEFORE TRUNCATE"
+    op.execute(f"CREATE TRIGGER append_only {row} ON cosignature FOR EACH ROW EXECUTE FUNCTION append_only()")
+    op.execute(f"CREATE TRIGGER append_only_whole {whole} ON cosignature FOR EACH STATEMENT EXECUTE FUNCTION append_only()")
 
 
 def _unsent() -> None:
