@@ -151,6 +151,13 @@ class RecordTampered(KeyVaultError):
     fix = "Somebody changed the row outside Glottis: restore it from a backup and look at the audit log."
 
 
+class SigningKeyTampered(RecordTampered):
+    """The record of a signing key does not carry the MAC it was written with; nothing is signed or accepted by it."""
+
+    code = "signing_key_tampered"
+    fix = "Somebody changed the table signing_key outside Glottis: put its rows back from a backup, and look at the audit log."
+
+
 class SealBroken(KeyVaultError):
     """Sealed data does not open under its own key and context."""
 

@@ -42,7 +42,7 @@ _BY_STATUS: Mapping[int, str] = {
     " pkcs11_module_refused"
     " decoder_unavailable recogniser_unavailable audit_signing_failed audit_log_occupied"
     " awaiting_sync stale_epoch key_quarantined site_frozen site_unfounded store_rolled_back token_rolled_back"
-    " sync_store_unavailable master_missing hsm_timeout hsm_busy pin_throttled",
+    " sync_store_unavailable signing_key_tampered master_missing hsm_timeout hsm_busy pin_throttled",
 }
 STATUS: Mapping[str, int] = {code: status for status, codes in _BY_STATUS.items() for code in codes.split()}
 """Every code that a request can be answered with, and its HTTP status. Replay and expiry are 401: SDKs retry 409 and 5xx."""

@@ -73,21 +73,23 @@ def vault(settings: Settings, listeners: Listeners = UNHEARD, events: HsmEvents 
     database = connect(settings.role_url("vault"))
     try:
         with serving_token(settings, database, Place.VAULT, listeners) as hsm:
-            uses = _vault(settings, database, hsm)
-            with (events or HsmEvents()).writing(database, KeyEventRecorder(uses.intents)):
+            heard = events or HsmEvents()
+            uses = _vault(settings, database, hsm, heard)
+            with heard.writing(database, KeyEventRecorder(uses.intents)):
                 yield uses
     finally:
         database.dispose()
 
 
-def _vault(settings: Settings, database: Database, hsm: SiteHsm) -> Vault:
+def _vault(settings: Settings, database: Database, hsm: SiteHsm, events: HsmEvents) -> Vault:
     mac = RecordMac(hsm)
     store, audit = PolicyStore(mac), AuditStore(database, hsm)
     glass = BrokenGlass(settings, database, hsm, audit)
     agreement = _agreement(settings, database, hsm, glass)
     keys = VoiceKeys(hsm, KeyStore(), KeyEventRecorder(audit), mac, receipts=not agreement.alone, site=settings.site)
     clock, registry = time.time, Registry(store, time.time)
-    callers = _callers(settings, database, hsm, keys, store, audit, glass)
+    signing = SigningKeys(hsm, database, KeyName.TOKEN_SIGNER, lambda: datetime.now(UTC), heard=events.hear)
+    callers = _callers(settings, database, hsm, keys, store, audit, glass, signing)
     memory, activity, encoder, engine = LockedMemory(), Activity(), Encoder(), HibariEngine()
     opening = OpenVoices(database=database, keys=keys, memory=memory, clock=clock, break_glass=glass.to_open)
     matching = Matching(voices=opening, memory=memory, activity=activity, encoder=encoder)
@@ -146,9 +148,9 @@ def _callers(
     store: PolicyStore,
     audit: AuditStore,
     glass: BrokenGlass,
+    signing: SigningKeys,
 ) -> _Callers:
     mac, clock, issuer, refusals = RecordMac(hsm), time.time, settings.public_base_url, RefusalCounts(time.time)
-    signing = SigningKeys(hsm, database, KeyName.TOKEN_SIGNER, lambda: datetime.now(UTC))
     proofs, liveness = ProofVerifier(issuer, clock, Nonces(mac, clock)), Liveness(mac, hsm.random, clock)
     dual_control = DualControl(mac, hsm.random, clock)
     recorded: dict[str, Any] = {"database": database, "store": store, "intents": audit, "refusals": refusals, "clock": clock}

@@ -6,6 +6,7 @@ an older row that somebody put back does not bring back a version that was destr
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +14,8 @@ from contextlib import suppress
 from datetime import datetime
 
 from keyvault.database import Database
-from keyvault.errors import KeyNotFound, PromiseBroken
+from keyvault.errors import KeyNotFound, PromiseBroken, RecordTampered, SigningKeyTampered
+from keyvault.events import KeyEvent
 from keyvault.hsm import Hsm, KeyName
 from keyvault.records import RecordMac
 from keyvault.signing.store import SigningKeyStore
@@ -26,14 +28,27 @@ class SigningKeys:
     """The versions of one key as this worker serves with them. Safe from any thread. Iterating gives the published public keys."""
 
     def __init__(
-        self, hsm: Hsm, database: Database, name: KeyName, clock: Callable[[], datetime], *, look_s: float = LOOK_S
+        self,
+        hsm: Hsm,
+        database: Database,
+        name: KeyName,
+        clock: Callable[[], datetime],
+        *,
+        look_s: float = LOOK_S,
+        heard: Callable[[KeyEvent], None] = lambda _: None,
     ) -> None:
-        """Reads once. Raises SyncStoreUnavailable, RecordTampered, PromiseBroken, HsmUnavailable."""
+        """Reads once. `heard` is told of rows that were changed outside, once until they are whole again.
+
+        Every method raises SigningKeyTampered while they are not. Raises SyncStoreUnavailable, PromiseBroken, HsmUnavailable.
+        """
         self._hsm, self._database, self._name, self._clock, self._look_s = hsm, database, name, clock, look_s
-        self._mac, self._store = RecordMac(hsm), SigningKeyStore()
+        self._mac, self._store, self._heard = RecordMac(hsm), SigningKeyStore(), heard
         self._lock = threading.Lock()
         self._known: dict[int, bytes] = {}
-        self._versions, self._looked = self._look(), time.monotonic()
+        self._versions: list[SigningKey] = []
+        self._looked, self._tampered = -math.inf, False
+        with suppress(SigningKeyTampered):
+            self._look_again()
 
     def __iter__(self) -> Iterator[bytes]:
         """The public keys (SubjectPublicKeyInfo, DER) of every version that is accepted now, newest first."""
@@ -56,8 +71,21 @@ class SigningKeys:
             if time.monotonic() - self._looked > self._look_s:
                 # Whatever a token is for is written down first: nothing comes of an old look while the database is away.
                 with suppress(SyncStoreUnavailable):
-                    self._versions, self._looked = self._look(), time.monotonic()
+                    self._look_again()
+            if self._tampered:
+                raise SigningKeyTampered(self._name.value)
             return self._versions
+
+    def _look_again(self) -> None:
+        """Raises SigningKeyTampered: what was known before counts no more, and every use looks again."""
+        try:
+            self._versions, self._looked = self._look(), time.monotonic()
+        except RecordTampered as found:
+            if not self._tampered:
+                self._heard(KeyEvent("signer.tampered", {"name": self._name.value}))
+            self._tampered, self._looked = True, -math.inf
+            raise SigningKeyTampered(self._name.value) from found
+        self._tampered = False
 
     def _look(self) -> list[SigningKey]:
         """Every version, newest first. Before the first rotation: the one in the token."""

@@ -22,7 +22,15 @@ class Exit(IntEnum):
 
 _HSM = ("hsm_unavailable", "pkcs11_module_refused", "pin_rejected", "call_failed")
 _INTEGRITY = (
-    *("hsm_promise_broken", "record_tampered", "authority_row_tampered", "seal_broken", "unwrap_rejected", "model_refused"),
+    *(
+        "hsm_promise_broken",
+        "record_tampered",
+        "signing_key_tampered",
+        "authority_row_tampered",
+        "seal_broken",
+        "unwrap_rejected",
+        "model_refused",
+    ),
     "erasure_certificate_invalid",
     *("audit_tampered", "audit_diverged", "runtime_conflict", "policy_set_invalid", "policy_set_tampered"),
     *("certificate_invalid", "sync_signature_invalid", "statement_malformed", "same_key_unproved", "sites_diverged", "site_frozen"),

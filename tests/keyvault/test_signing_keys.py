@@ -18,10 +18,11 @@ from keyvault.errors import (
     KeyNotFound,
     OverlapTooShort,
     PromiseBroken,
-    RecordTampered,
     SignerInUse,
     SignerRotating,
+    SigningKeyTampered,
 )
+from keyvault.events import KeyEvent
 from keyvault.hsm import ROTATING, KeyName
 from keyvault.records import RecordMac
 from keyvault.signing.rotation import SignerRotation
@@ -212,8 +213,32 @@ def test_a_changed_row_is_refused_and_a_row_put_back_brings_nothing_back(signing
     signing.sql(
         "INSERT INTO signing_key SELECT 'token-signer', 2, 'x', now(), now(), NULL, NULL, 1, decode(repeat('00', 16), 'hex')"
     )
-    with pytest.raises(RecordTampered):
-        signing.worker()
+    with pytest.raises(SigningKeyTampered):
+        signing.worker().signer()
+
+
+def test_a_worker_whose_rows_somebody_edits_does_nothing_until_they_are_whole_and_says_so_once(signing: Signing) -> None:
+    signing.rotated()
+    heard: list[KeyEvent] = []
+    worker = SigningKeys(signing.hsm, signing.database, NAME, lambda: signing.now, look_s=0, heard=heard.append)
+    assert worker.signer().version == 2
+    whole = "UPDATE signing_key SET signs_at = signs_at {} interval '1 hour' WHERE version = 2"
+    signing.sql(whole.format("-"))
+    for _ in range(3):
+        for use in (worker.signer, lambda: list(worker)):
+            with pytest.raises(SigningKeyTampered):
+                use()
+    assert [(event.action, event.facts) for event in heard] == [("signer.tampered", {"name": "token-signer"})]
+    started = SigningKeys(signing.hsm, signing.database, NAME, lambda: signing.now, heard=heard.append)
+    with pytest.raises(SigningKeyTampered):
+        started.signer()
+    assert len(heard) == 2, "each worker says it once"
+    signing.sql(whole.format("+"))
+    assert worker.signer().version == started.signer().version == 2
+    signing.sql("UPDATE signing_key SET public_key = 'x'")
+    with pytest.raises(SigningKeyTampered):
+        worker.signer()
+    assert len(heard) == 3
 
 
 def test_a_key_of_that_name_that_is_not_the_one_that_was_made_is_refused(signing: Signing) -> None:
