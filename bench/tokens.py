@@ -33,7 +33,7 @@ from sqlalchemy import insert, text
 from bench.lines import report_ratio
 from keyvault.database import Database, see_every_tenant
 from keyvault.hsm import Hsm, KeyName
-from keyvault.key_uses import Place
+from keyvault.key_uses import Place, acting
 from keyvault.keys import VoiceKeys
 from keyvault.records import RecordMac
 from keyvault.signing.serving import SigningKeys
@@ -137,7 +137,7 @@ class Site:
                 expires_at=datetime.now(UTC) + timedelta(days=1),
                 evidence="none",
             )
-            with self.keys.create(transaction, tenant=TENANT, voice=voice) as key:
+            with acting(Place.ENROL), self.keys.create(transaction, tenant=TENANT, voice=voice) as key:
                 pass
             self.registry.register_voice(
                 transaction, voice_id=voice, tenant=TENANT, name="one", consent_id=consent.consent_id, key=key.ref
