@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from sqlalchemy import text
 
+from keyvault.sync.errors import LogForked
 from service.certificates import RENEW_DAYS
 from service.cli.exits import Exit
 from service.errors import NotRunning, SiteBusy
@@ -49,6 +51,7 @@ def sites(settings: Settings) -> Iterator[Finding]:
         yield Finding("transaction", "note", found["open"], "It goes on by itself once both sites answer: glottis site resume.")
     if not found["development"]:
         yield from _peer(settings, found)
+        yield _log(found["log"])
 
 
 def _peer(settings: Settings, found: dict[str, object]) -> Iterator[Finding]:
@@ -65,6 +68,20 @@ def _peer(settings: Settings, found: dict[str, object]) -> Iterator[Finding]:
         yield Finding("other site", "note", said, mend)
     else:
         yield Finding("other site", "ok", said)
+
+
+def _log(log: Mapping[str, Any]) -> Finding:
+    """How far the other site co-signed this site's log, and whether the other one's log showed two histories here."""
+    said = f"the other site co-signed {log['cosigned']} of {log['size']} entries"
+    if log["forks"]:
+        last = log["forks"][-1]
+        told = f"the other site's log showed two histories, last at {last['size']} entries on {last['seen_at'][:10]}"
+        return Finding("co-signing", "fails", told, LogForked.fix, Exit.INTEGRITY)
+    if log["cosigned_at"] is None:
+        return Finding(
+            "co-signing", "note", said, "It begins once both sites answer; the site process's log says what it was refused."
+        )
+    return Finding("co-signing", "ok", said)
 
 
 def policies(settings: Settings) -> Iterator[Finding]:

@@ -17,7 +17,7 @@ from keyvault.database import Transaction
 from keyvault.events import KeyEvent
 from keyvault.hsm import KeyName
 from keyvault.records import RecordMac
-from keyvault.sync.errors import CheckpointRefused, LogForked, LogShortened, StatementMalformed
+from keyvault.sync.errors import ApprovalInvalid, CheckpointRefused, LogForked, LogShortened, StatementMalformed
 from keyvault.sync.node import SiteNode
 from keyvault.sync.peer import WitnessPeer
 from keyvault.sync.roster import Roster
@@ -93,12 +93,18 @@ class Witness:
         assert last is not None
         raise LogForked(f"{head.size} entries of {key.name} do not continue the {last.size} that site {self._node.name} co-signed")
 
-    def begin_anew(self, log: str, reason: str) -> None:
-        """Forget how far this log was co-signed: officers let it go on from another end. What was seen stays; recorded."""
+    def begin_anew(self, log: str, operation: bytes, reason: str) -> None:
+        """Forget how far this log was co-signed: officers let it go on from another end. What was seen stays; recorded.
+
+        Raises ApprovalInvalid for an `operation` (its digest) that did this before.
+        """
         with lasting(self._parts.database) as transaction:
             self._store.hold(transaction)
-            self._store.add(transaction, Witnessed(log, 0, "", "", b"", self._parts.clock()))
-            self._parts.recorder.record(transaction, KeyEvent("log.witnessed_anew", {"log": log, "reason": reason}))
+            if self._store.is_marked(transaction, log, operation):
+                raise ApprovalInvalid("this request was carried out here before")
+            self._store.add(transaction, Witnessed(log, 0, "", "", operation, self._parts.clock()))
+            facts: dict[str, str | int] = {"log": log, "operation": operation.hex(), "reason": reason}
+            self._parts.recorder.record(transaction, KeyEvent("log.witnessed_anew", facts))
 
     def _signed(self, transaction: Transaction, note: str, key: VerifierKey, tree: Frontier, last: Witnessed | None) -> str:
         if last is not None and last.note == note:
@@ -194,7 +200,7 @@ def _continued(given: Offer, head: Checkpoint, last: Witnessed | None) -> Fronti
     if head.size < known:
         raise LogShortened(f"the log has {head.size} entries, and {known} were co-signed")
     tree = Frontier()
-    if last is not None:
+    if last is not None and known:
         _push(tree, 0, known, [last.edge[at : at + DIGEST] for at in range(0, len(last.edge), DIGEST)])
     if head.size > known:
         if given.start != known:

@@ -37,7 +37,7 @@ class Witnessed:
     """One checkpoint of a log. `log` is the fingerprint of its key; `edge` are the roots of the complete subtrees, at the witness.
 
     `line` is the witness's signature as a line of the note; empty for a checkpoint that it refused as a fork, and for the mark
-    (without a note) from which officers let the log begin anew.
+    (without a note, its `edge` the digest of officers' operation) from which they let the log begin anew.
     """
 
     log: str
@@ -83,6 +83,19 @@ class WitnessStore:
         c = cosignature.c
         query = select(cosignature).where((c.line == "") & (c.note != "")).order_by(c.place)
         return [self._checked(row) for row in transaction.execute(query)]
+
+    def open_forks(self, transaction: Transaction) -> list[Witnessed]:
+        """Those after which officers did not let their log begin anew. Raises RecordTampered."""
+        c = cosignature.c
+        query = select(c.log, func.max(c.place)).where((c.line == "") & (c.note == "")).group_by(c.log)
+        marks = {row[0]: row[1] for row in transaction.execute(query)}
+        return [row for row in self.refused(transaction) if row.place > marks.get(row.log, 0)]
+
+    def is_marked(self, transaction: Transaction, log: str, operation: bytes) -> bool:
+        """Whether this operation let this log begin anew already."""
+        c = cosignature.c
+        found = transaction.scalar(select(func.count()).where((c.log == log) & (c.note == "") & (c.edge == operation)))
+        return bool(found)
 
     def logs(self, transaction: Transaction) -> list[str]:
         """The logs that have rows here."""

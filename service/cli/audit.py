@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import shutil
 from pathlib import Path
@@ -154,6 +155,37 @@ def fingerprint(*, as_json: bool) -> None:
         say_json(facts)
     else:
         click.echo(site.audit_key.fingerprint)
+
+
+@audit.command()
+@click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
+def cosigner(*, as_json: bool) -> None:
+    """The key by which the other site co-signs this log, and how far it did: auditors give it to the verifier (--cosigner).
+
+    Compare it with what the other site's operator reads from the roster: a key that this site alone names proves little.
+    """
+    found = ask(Settings.load(os.environ), "status")["log"]
+    if not found["cosigners"] and not as_json:
+        raise click.UsageError("One site has nobody to co-sign its log: a second one does (GLOTTIS_SITES=2).")
+    say(found, found["cosigners"], as_json=as_json)
+    click.echo(f"co-signed up to {found['cosigned']} of {found['size']} entries", err=True)
+
+
+@audit.command("cosign-anew")
+@click.argument("files", type=_FILE, nargs=-1, required=True)
+@click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
+def cosign_anew(files: tuple[Path, ...], *, as_json: bool) -> None:
+    """At the other site: co-sign a log that officers let go on from an older end, by the request that they signed.
+
+    FILES are the officers' copies of FILE.log from `glottis restore request`. Without it this site goes on refusing that log
+    (log_forked, log_shortened). What it saw before, forks too, is kept.
+    """
+    given = [base64.b64encode(file.read_bytes()).decode() for file in files]
+    done = ask(Settings.load(os.environ), "cosign_anew", requests=given)
+    lines = [
+        f"{done['origin']}: co-signed from its next checkpoint on" if done["logs"] else f"{done['origin']} was not co-signed here"
+    ]
+    say(done, lines, as_json=as_json)
 
 
 @audit.command()

@@ -30,6 +30,7 @@ from service.backups import signed_bytes
 from service.sync.assembly import SiteService
 from service.sync.operator import Call
 from service.sync.report import report
+from service.witnessing import WitnessCommands
 
 Facts = dict[str, Any]
 
@@ -52,6 +53,7 @@ class Commands:
                 for calls in (own, site.keys().calls(), site.approvals().calls(), site.policies().calls())
             ),
             (Place.SITE_SIGNERS, site.signers().calls()),
+            (Place.SITE_COMMAND, WitnessCommands(site.node, site.witness).calls()),
             (Place.SITE_DETAILS, site.details().calls()),
             (Place.CLIENTS, site.clients().calls()),
         )

@@ -91,7 +91,9 @@ def _log(transaction: Transaction, site: SiteService) -> dict[str, Any]:
         "cosigned": 0 if own is None else own.size,
         "cosigned_at": own.created_at.isoformat() if own else None,
         "cosigners": [cosigner_of(roster, name).text for name in roster.peers(site.node.name)],
-        "forks": [{"log": row.log, "size": row.size, "seen_at": row.created_at.isoformat()} for row in store.refused(transaction)],
+        "forks": [
+            {"log": row.log, "size": row.size, "seen_at": row.created_at.isoformat()} for row in store.open_forks(transaction)
+        ],
     }
 
 

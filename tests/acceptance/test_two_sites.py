@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import random
@@ -14,10 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from installation import VARIABLES, Installation, free_port
 from sqlalchemy import text
 
+from policies.audit import verify as verifier
 from service import clients
+from service.audit_bundles import export_bundle
+from service.cli.main import cli
 from service.client import Refused, VoiceClient
 from service.schema import opened
 from service.settings import Settings
@@ -225,11 +230,40 @@ def _is_up_of(pid: int, settings: Settings) -> bool:
     return b"up" in command and f"GLOTTIS_STATE_DIR={settings.state_dir}".encode() in environ
 
 
+def test_each_site_cosigns_the_others_log_and_an_auditor_sees_how_far(two: Installation, voice: str, tmp_path: Path) -> None:
+    for site in (two.settings, second(two)):
+        assert eventually(lambda site=site: ask(site, "status")["log"]["cosigned"] > 0)  # type: ignore[misc]
+    bundle, history = tmp_path / "bundle", tmp_path / "history"
+    log = ask(two.settings, "status")["log"]
+    export_bundle(two.settings, bundle)
+    alone = [str(bundle), "--fingerprint", log["fingerprint"], "--cosigner", log["cosigners"][0]]
+    assert verifier.main(alone) == 0
+    history.mkdir()
+    for epoch, certificate in enumerate(ask(two.settings, "history")["certificates"], 1):
+        (history / f"{epoch}.certificate").write_bytes(base64.b64decode(certificate))
+    anchor = str(two.settings.roster_file)
+    checked = [
+        "verify",
+        "--certificates",
+        str(history),
+        "--roster",
+        anchor,
+        "--audit",
+        str(bundle),
+        "--fingerprint",
+        log["fingerprint"],
+    ]
+    said = CliRunner().invoke(cli, [*checked, "--json"])
+    assert said.exit_code == 0, said.output
+    assert list(json.loads(said.stdout)["log"]["cosigned"]) == [log["cosigners"][0].partition("+")[0]]
+    assert log["forks"] == []
+
+
 def test_doctor_names_both_sites(two: Installation) -> None:
     found = glottis(two.settings, "doctor", "--json")
     assert found.returncode == 0, found.stdout
     parts = {finding["part"]: finding for finding in json.loads(found.stdout)["findings"]}
-    assert {parts[name]["state"] for name in ("sites", "policies", "other site", "certificates", "clock")} == {"ok"}
+    assert {parts[name]["state"] for name in ("sites", "policies", "other site", "certificates", "clock", "co-signing")} == {"ok"}
 
 
 @pytest.mark.soak

@@ -14,10 +14,20 @@ from audit_parts import Log, filled, joined, lines
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fresh_databases import FreshDatabases
 from real_sites import Sites
+from sync_world import approve
 
+from keyvault.approval_kinds import Kind, Request, described, explained
 from keyvault.errors import RecordTampered
 from keyvault.records import RecordMac
-from keyvault.sync.errors import CheckpointRefused, LogForked, LogShortened, PeerUnavailable, StatementMalformed
+from keyvault.sync.errors import (
+    ApprovalInvalid,
+    ApprovalMissing,
+    CheckpointRefused,
+    LogForked,
+    LogShortened,
+    PeerUnavailable,
+    StatementMalformed,
+)
 from keyvault.sync.peer import RemotePeer, serve
 from policies.audit.checkpoint import sign_checkpoint
 from policies.audit.store import AuditStore
@@ -25,6 +35,7 @@ from policies.audit.tree import Tree
 from policies.audit.verify import VerificationFailed, leaf_hash, parse_cosigner, subtrees
 from policies.witness.cosigning import Cosigning, Offer, Witness, cosigner_of
 from policies.witness.store import Witnessed, WitnessStore
+from service.witnessing import WitnessCommands
 
 
 class Pair:
@@ -168,11 +179,45 @@ class TestSplitView:
         pair.turn()
         with pytest.raises(LogShortened):
             pair.offer(pair.leaves()[:3])
-        pair.witness.begin_anew(pair.log.key.fingerprint, "officers")
+        pair.witness.begin_anew(pair.log.key.fingerprint, bytes(32), "officers")
         assert pair.witness.witnessed(pair.log.key.fingerprint) == 0
         assert pair.offer(pair.leaves()[:3])
         assert pair.witness.witnessed(pair.log.key.fingerprint) == 3
         assert [event["reason"] for event in pair.sites.b.journal.of("log.witnessed_anew")] == ["officers"]
+
+    def test_officers_request_lets_it_begin_anew_at_the_witness_alone(self, pair: Pair) -> None:
+        filled(pair.log, 2)
+        older = pair.log.sql("SELECT note FROM checkpoint ORDER BY size LIMIT 1")[0][0]
+        pair.turn()
+        with pytest.raises(LogForked):
+            pair.offer([b"another", b"history", b"of", b"four"])
+        site = pair.sites.b
+        commands = WitnessCommands(site.alive(), pair.witness)
+        facts = {"site": "a", "kept": pair.log.note(), "database": older, "reason": "a backup"}
+        about = explained(Kind.REANCHOR, "cluster-1", facts)
+        operation, approvals = approve(Kind.REANCHOR, about.subject)
+        asked = [Request(operation, described(facts), approvals[:count]) for count in range(len(approvals) + 1)]
+        wrong = {"site": "b", **{name: facts[name] for name in ("kept", "database", "reason")}}
+        other, given = approve(Kind.REANCHOR, explained(Kind.REANCHOR, "cluster-1", wrong).subject)
+        mine = Request(other, described(wrong), given)
+        for requests, error in (
+            (asked[2:3], ApprovalMissing),
+            ([mine], ApprovalInvalid),
+            ([asked[-1], mine], ApprovalInvalid),
+            ([replace(asked[-1], description=described(facts | {"reason": "x", "database": ""}))], ApprovalInvalid),
+        ):
+            with pytest.raises(error):
+                commands.cosign_anew([base64.b64encode(one.encode()).decode() for one in requests])
+        store = WitnessStore(RecordMac(site.hsm))
+        with site.database.begin() as transaction:
+            assert len(store.open_forks(transaction)) == 1
+        done = commands.cosign_anew([base64.b64encode(one.encode()).decode() for one in asked[1:]])
+        assert done == {"origin": pair.log.key.name, "logs": [pair.log.key.fingerprint]}
+        assert pair.offer([b"another", b"history"])
+        with pytest.raises(ApprovalInvalid, match="before"):
+            commands.cosign_anew([base64.b64encode(asked[-1].encode()).decode()])
+        with site.database.begin() as transaction:
+            assert (len(store.open_forks(transaction)), len(store.refused(transaction))) == (0, 1), "the evidence stays"
 
     def test_logs_of_other_keys_are_other_logs(self, pair: Pair, tmp_path: Path) -> None:
         filled(pair.log, 1)
