@@ -214,7 +214,9 @@ def _lines(request: Request, told: Mapping[str, Any]) -> Iterator[str]:
     yield _line("undone", words.undone)
     yield _line("asked by", operation.requester)
     for name, said in meaning.claims:
-        yield _line(f"({name}", f"{said})  these are the requester's words, no part of what is signed")
+        yield _line(f"({name}", f"{said})")
+    if meaning.claims:
+        yield _line("(in brackets", "the requester's words, no part of what is signed)")
     yield _line("cluster", operation.cluster)
     yield _line("until", operation.expires_at.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC"))
     people = told.get("approved_by", [one.person for one in request.approvals if one.role == "approve"])

@@ -183,7 +183,7 @@ def destroy(master: str, reason: str, delay_days: float, dry_run: bool, yes: boo
         confirmed(f"Destroy {master} in {delay_days:g} days? It wraps {found['keys']} keys.")
     done = ask(settings, "key_destroy", master=master, reason=reason, delay_hours=delay_days * 24)
     if done["request"]:
-        say_awaiting(done, [f"{master} stays until they approved and this is given again"], done["request"], as_json=as_json)
+        say_awaiting(done, [f"{master} stays until officers approved and this is given again"], done["request"], as_json=as_json)
     say(done, [f"{master} is destroyed at {done['destroy_at']} unless cancelled"], as_json=as_json)
 
 

@@ -199,7 +199,7 @@ def rekey(voices_: tuple[UUID, ...], dry_run: bool, yes: bool, as_json: bool) ->
         confirmed(f"Give {len(voices_)} voices new keys? Their old keys are destroyed.")
     done = _ask(settings, "rekey", voices=[str(voice) for voice in voices_])
     if done["request"]:
-        say_awaiting(done, ["the keys stay until they approved and this is given again"], done["request"], as_json=as_json)
+        say_awaiting(done, ["the keys stay until officers approved and this is given again"], done["request"], as_json=as_json)
     say(done, [_rekeyed(one) for one in done["voices"]], as_json=as_json)
     if any(one["code"] for one in done["voices"]):
         raise Ended(Exit.PARTIAL)

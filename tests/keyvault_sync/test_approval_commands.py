@@ -108,6 +108,7 @@ def test_officers_read_and_approve_and_both_sites_destroy(console: Console, site
     assert "Never: what it still wraps stays shut for good." in shown
     assert "0 of 2 needed: nobody yet" in shown
     assert "site/a" in shown
+    assert shown.count("the requester's words, no part of what is signed") == 1
     assert "\x1b" not in shown  # the requester's words cannot paint over what is read
     declined = console.run(approvals, "approve", name, *console.key("bo"), typed="n\n")
     assert declined.exit_code == 1
