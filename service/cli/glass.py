@@ -19,7 +19,8 @@ from service.sync.admin import ask
 def break_glass(version: str, hours: float, reason: str, as_json: bool) -> None:
     """Ask officers to let voices under compromised VERSION, such as main/1, open at this site for a while.
 
-    It holds as soon as enough officers approved (`glottis approvals`), and ends with the request's time or when it is cancelled.
+    It holds as soon as enough officers approved (`glottis approvals`), and is over with the request's time or when it is cancelled.
+    Ends with 75: officers are awaited.
     Each voice that opens so is an entry of the log (key.glass_broken). To mend the damage instead: keys rotate, keys rewrap.
     """
     name = version if version.startswith("ring/") else f"ring/{version}"

@@ -144,7 +144,7 @@ def repair(names: tuple[str, ...], dry_run: bool, yes: bool, as_json: bool) -> N
 def break_glass(hours: float, reason: str, as_json: bool) -> None:
     """Ask officers to let this site serve although the other was not heard for longer than GLOTTIS_PEER_AGE_HOURS.
 
-    It holds as soon as enough officers approved (`glottis approvals`), and ends with the request's time.
+    It holds as soon as enough officers approved (`glottis approvals`), and is over with the request's time. Ends with 75 until then.
     """
     found = ask(Settings.load(os.environ), "break_glass", hours=hours, reason=reason)
     say_awaiting(found, [f"once approved it holds until {found['ends_at']}"], found["request"], as_json=as_json)
@@ -159,7 +159,7 @@ def replace(introduction: Any, reason: str, as_json: bool) -> None:
 
     Once they approved (`glottis approvals`), `glottis approvals carry-out` does it with this site as survivor. Then let the new
     one in: `site admit` here, `site enter` there. What old versions wrapped goes on opening here; nothing new goes under them
-    until a ceremony has made a version that both sites hold.
+    until a ceremony has made a version that both sites hold. Ends with 75 while officers are awaited.
     """
     given = sites.Introduction.from_json(_read(introduction))
     facts = given.to_json()
@@ -173,7 +173,8 @@ def replace(introduction: Any, reason: str, as_json: bool) -> None:
 def end(reason: str, as_json: bool) -> None:
     """Ask officers to end a transaction that the other site left in doubt, with this site as survivor.
 
-    `site resume` finishes whatever can be finished; this is for a site that is gone with its vote.
+    `site resume` finishes whatever can be finished; this is for a site that is gone with its vote. Ends with 75 while officers
+    are awaited.
     """
     _asked(ask(Settings.load(os.environ), "approval_act", op="end", reason=reason), as_json=as_json)
 

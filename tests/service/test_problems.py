@@ -7,7 +7,7 @@ import inspect
 
 import pytest
 
-from service.problems import STATUS, problem
+from service.problems import STATUS, certificate_required, problem
 from service.refusals import refusal_of
 
 ONLY_AT_START = {
@@ -50,6 +50,10 @@ def test_details_of_keys_and_rows_stay_inside() -> None:
     assert refusal is not None
     assert str(refusal) == "No such key version."
     assert refusal_of(ValueError("anything else")) is None
+
+
+def test_a_page_without_a_certificate_reads_which_setting_lets_it_call() -> None:
+    assert b"GLOTTIS_BROWSER_ORIGINS" in bytes(certificate_required().body)
 
 
 def test_no_refusal_invites_a_retry_with_a_spent_token() -> None:
