@@ -144,7 +144,8 @@ def repair(names: tuple[str, ...], dry_run: bool, yes: bool, as_json: bool) -> N
 def break_glass(hours: float, reason: str, as_json: bool) -> None:
     """Ask officers to let this site serve although the other was not heard for longer than GLOTTIS_PEER_AGE_HOURS.
 
-    It holds as soon as enough officers approved (`glottis approvals`), and is over with the request's time. Ends with 75 until then.
+    It holds as soon as enough officers approved (`glottis approvals`), and is over with the request's time. Ends with 75: they are
+    awaited.
     """
     found = ask(Settings.load(os.environ), "break_glass", hours=hours, reason=reason)
     say_awaiting(found, [f"once approved it holds until {found['ends_at']}"], found["request"], as_json=as_json)
