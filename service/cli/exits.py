@@ -34,6 +34,7 @@ _INTEGRITY = (
     "erasure_certificate_invalid",
     *("audit_tampered", "audit_diverged", "runtime_conflict", "policy_set_invalid", "policy_set_tampered"),
     *("certificate_invalid", "sync_signature_invalid", "statement_malformed", "same_key_unproved", "sites_diverged", "site_frozen"),
+    *("checkpoint_refused", "log_forked", "log_shortened"),
     *("store_rolled_back", "token_rolled_back", "token_not_in_roster", "master_missing", "ceremony_message_invalid"),
 )
 _REFUSED = (

@@ -17,6 +17,7 @@ ONLY_AT_START = {
     *("schedule_unknown", "schedule_invalid", "reason_missing", "delay_too_short", "nothing_pending", "approval_request_unknown"),
     *("erasure_certificate_invalid", "voice_not_erased", "signer_rotating", "signer_in_use", "overlap_too_short"),
     *("rotation_pin_needed", "rotation_token_holds"),
+    *("checkpoint_refused", "log_forked", "log_shortened"),
     *("browser_roles_refused", "browser_has_no_certificate"),
     *("key_still_referenced", "approval_invalid", "approval_expired", "approvals_missing", "requester_approved"),
 }
