@@ -335,17 +335,7 @@ _KEY_AND_RING = select(wrapped_key, *(part.label(f"of_{part.name}") for part in 
 
 
 def _ring_row(version: RingVersion) -> dict[str, Any]:
-    return {
-        "ring": version.ring,
-        "version": version.version,
-        "state": version.state.value,
-        "created_at": version.created_at,
-        "destroy_at": version.destroy_at,
-        "peer_destroy_at": version.peer_destroy_at,
-        "reason": version.reason,
-        "row_version": version.row_version,
-        "mac": version.mac,
-    }
+    return vars(version) | {"state": version.state.value}
 
 
 def _tombstone(row: Row[Any]) -> Tombstone:

@@ -19,7 +19,7 @@ from itertools import count
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
-from sqlalchemy import Row, Select, Table, func, insert, select, text
+from sqlalchemy import Row, Select, func, insert, select, text
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from keyvault.database import Database, Rows, Statement, Transaction, send
@@ -29,7 +29,7 @@ from keyvault.records import canonical
 from policies.audit import record
 from policies.audit.errors import AuditDiverged, AuditTampered, AuditUnavailable, CompletionRefused
 from policies.audit.record import Stamp
-from policies.audit.tables import LAST, RECORDED, TAKE_LOCK, WRITE, checkpoints, completions, details, intents, leaves
+from policies.audit.tables import LAST, NEWEST, RECORDED, TAKE_LOCK, WRITE, checkpoints, completions, details, intents, leaves
 from policies.audit.verify import strict_json
 from policies.intents import Intent
 
@@ -296,7 +296,7 @@ def unsequenced(connection: Transaction, progress: Progress, limit: int) -> list
     found: list[Record] = []
     for kind, table in RECORDED.items():
         whole = True
-        for worker, last in connection.execute(_NEWEST[kind]).all():
+        for worker, last in connection.execute(NEWEST[kind]).all():
             due = progress.get((kind, worker), 0)
             if last < due:
                 continue
@@ -313,18 +313,6 @@ _LEAVES_AND_RECORDS = leaves.outerjoin(intents, (leaves.c.kind == "intent") & (l
     completions, (leaves.c.kind == "completion") & (leaves.c.ref == completions.c.intent_id)
 )
 _BODY = func.coalesce(intents.c.body, completions.c.body)
-
-
-def _newest(table: Table) -> Select[str, int]:
-    """Each worker and its highest counter, by one index probe a worker instead of a walk through the table."""
-    first = select(func.min(table.c.worker).label("worker")).cte(recursive=True)
-    following = select(func.min(table.c.worker)).where(table.c.worker > first.c.worker).scalar_subquery()
-    workers = first.union_all(select(following).where(first.c.worker.is_not(None)))
-    last = select(func.max(table.c.counter)).where(table.c.worker == workers.c.worker).scalar_subquery()
-    return select(workers.c.worker, last).where(workers.c.worker.is_not(None)).order_by(workers.c.worker)
-
-
-_NEWEST = {kind: _newest(table) for kind, table in RECORDED.items()}
 
 
 def _stream(connection: Transaction, statement: Select[Any]) -> Generator[Any, None, None]:

@@ -1,4 +1,4 @@
-"""The audit log's tables, and the statements that append to them: each gives back what was written."""
+"""The audit log's tables, the statements that append to them (each gives back what was written), and where workers stand."""
 
 from __future__ import annotations
 
@@ -117,3 +117,16 @@ def _write(whole: Table, *more: Table) -> Select[Any]:
 
 WRITE: dict[str, Select[Any]] = {"intent": _write(intents, details), "completion": _write(completions)}
 """What writes a record of each kind, and gives back the whole row."""
+
+
+def _newest(table: Table) -> Select[str, int]:
+    """Each worker and its highest counter, by one index probe a worker instead of a walk through the table."""
+    first = select(func.min(table.c.worker).label("worker")).cte(recursive=True)
+    following = select(func.min(table.c.worker)).where(table.c.worker > first.c.worker).scalar_subquery()
+    workers = first.union_all(select(following).where(first.c.worker.is_not(None)))
+    last = select(func.max(table.c.counter)).where(table.c.worker == workers.c.worker).scalar_subquery()
+    return select(workers.c.worker, last).where(workers.c.worker.is_not(None)).order_by(workers.c.worker)
+
+
+NEWEST = {kind: _newest(table) for kind, table in RECORDED.items()}
+"""What finds each worker's highest counter, by kind."""
