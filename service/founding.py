@@ -18,7 +18,7 @@ from keyvault.ceremony_messages import Transcript
 from keyvault.hsm import DEFAULT_RING, RingMaster
 from keyvault.states import KeyState
 from keyvault.sync.statement import Proposal
-from service import ceremonies
+from service import ceremonies, lone_ceremonies
 from service.bringup import Installation
 from service.errors import CeremonyAwaited, NotRunning, SiteBusy
 from service.isolation import establish
@@ -36,7 +36,7 @@ def first_master(installation: Installation) -> None:
     """
     settings, second = installation.settings, installation.second
     if settings.sites == 1 and not installation.site.masters:  # else made together with its one token
-        ceremonies.first_alone(settings, RingMaster(DEFAULT_RING, 1))
+        lone_ceremonies.first_alone(settings, RingMaster(DEFAULT_RING, 1))
     if second is None or (installation.site.masters and Site.load(second.site_file).masters):
         return
     made = _whole(second) or _whole(settings) or _played(settings, second).plan.master

@@ -17,7 +17,7 @@ from keyvault.errors import CeremonyMessageInvalid, CeremonyRefused
 from keyvault.hsm import RingMaster
 from keyvault.sync.roster import Roster
 from keyvault.sync.signatures import verify_p256
-from service.ceremonies import OAEP, Desk, Offer, TokenPins, open_ones, rehearse
+from service.ceremonies import OAEP, Desk, Offer, TokenPins, open_ones
 from service.cli.asking import confirmed
 from service.cli.ceremony_output import file_name, say_story, story_facts, story_lines, tell
 from service.cli.loading import Listing
@@ -26,6 +26,7 @@ from service.cli.officer_keys import key_option, officer_key
 from service.cli.pins import pin, rotation_option, rotation_pin
 from service.errors import NotRunning
 from service.isolation import establish
+from service.lone_ceremonies import rehearse
 from service.officers import read_roster
 from service.settings import Settings
 from service.site import announce as announced

@@ -12,10 +12,11 @@ from keyvault.errors import CeremonyMessageInvalid, CeremonyRefused
 from keyvault.hsm import RingMaster
 from keyvault.pin_throttle import OFFICER_FILE
 from keyvault.sync.signatures import verify_p256
-from service.ceremonies import Offer, TokenPins, make_alone, play, rehearse
+from service.ceremonies import Offer, TokenPins, play
 from service.ceremony_steps import token_process
 from service.errors import OfficerKeyRefused, StepFailed
 from service.isolation import Account
+from service.lone_ceremonies import make_alone, rehearse
 from service.settings import Settings
 from service.site import Site
 
