@@ -7,41 +7,68 @@ the vault knows a client by its own certificate's thumbprint, which is registere
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from service.edge.authorities import FOLDER, LISTS, REQUIRED, beside, trusted
+from service.edge.revocations import RevocationList, Trusted, fingerprint, issuer_among, read_lists
 from service.errors import AuthorityMissing, AuthorityRefused
 from service.holding import require_running
 from service.isolation import establish
 from service.settings import Settings
 from service.sync.admin import ask
 
-FOLDER = "authorities"
+MOST = 8
+"""Certificates in one authority's file."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
-def trust(settings: Settings, name: str, pem: bytes) -> dict[str, Any]:
-    """Take certificates of this authority (one certificate, PEM) from the next handshake on; returns its facts.
+def trust(settings: Settings, name: str, pem: bytes, *, crl: bytes | None = None, require_crl: bool = False) -> dict[str, Any]:
+    """Take certificates of this authority (PEM: its certificate, and those above it) from the next handshake on; returns its facts.
 
+    `crl`: its lists of revoked certificates; with `require_crl`, its certificates hold only while there is a current one.
     Raises AuthorityRefused for what is no authority's certificate in its time, or under a name that another one has; SiteRefused.
     """
     _check(name)
-    certificate = _authority(pem)
-    told = _told(name, certificate)
+    certificates = _chain(pem)
     place = _place(settings, name)
-    if place.exists() and _told(name, x509.load_pem_x509_certificate(place.read_bytes())) != told:
+    if place.exists() and trusted(place).certificates != certificates:
         raise AuthorityRefused(f"{name} is another authority", fix="Choose another name, or take that one away first.")
+    if crl is not None:
+        _lists(crl, certificates, trusted(place).lists if place.exists() else ())
+    told = _told(Trusted(name, certificates))
     _record(settings, "authority.trusted", told)
     edge = establish(settings.state_dir, settings.site).edge
     edge.folder(place.parent)
-    # The certificate alone: what else a PEM file holds, such as its key, is not the edge's.
-    edge.file(place, certificate.public_bytes(Encoding.PEM), mode=0o644)
-    return told
+    if require_crl:
+        edge.file(beside(place, REQUIRED), b"", mode=0o644)
+    if crl is not None:
+        edge.file(beside(place, LISTS), crl, mode=0o644)
+    # Last, for this is what counts; and the certificates alone: what else a PEM file holds, such as a key, is not the edge's.
+    edge.file(place, b"".join(one.public_bytes(Encoding.PEM) for one in certificates), mode=0o644)
+    return _told(trusted(place))
+
+
+def update_crl(settings: Settings, name: str, crl: bytes) -> dict[str, Any]:
+    """Put an authority's newer lists of revoked certificates in place: they count from the next request on. Returns its facts.
+
+    Raises AuthorityMissing, AuthorityRefused for lists that are not its own or are older than those here, SiteRefused.
+    """
+    _check(name)
+    place = _place(settings, name)
+    if not place.exists():
+        raise AuthorityMissing(f"there is no authority {name}")
+    known = trusted(place)
+    _lists(crl, known.certificates, known.lists)
+    _record(settings, "authority.crl_updated", {"name": name, "sha256": sha256(crl).hexdigest()})
+    establish(settings.state_dir, settings.site).edge.file(beside(place, LISTS), crl, mode=0o644)
+    return _told(trusted(place))
 
 
 def distrust(settings: Settings, name: str) -> dict[str, Any]:
@@ -50,38 +77,71 @@ def distrust(settings: Settings, name: str) -> dict[str, Any]:
     place = _place(settings, name)
     if not place.exists():
         raise AuthorityMissing(f"there is no authority {name}")
-    told = _told(name, x509.load_pem_x509_certificate(place.read_bytes()))
+    told = _told(trusted(place))
     _record(settings, "authority.distrusted", told)
     place.unlink()
+    for suffix in (LISTS, REQUIRED):
+        beside(place, suffix).unlink(missing_ok=True)
     return told
 
 
 def listed(settings: Settings) -> list[dict[str, Any]]:
     """The authorities that are trusted beside our own, by name."""
-    files = sorted((settings.tls_dir / FOLDER).glob("*.pem"))
-    return [_told(file.stem, x509.load_pem_x509_certificate(file.read_bytes())) for file in files]
+    return [_told(trusted(file)) for file in sorted((settings.tls_dir / FOLDER).glob("*.pem"))]
 
 
-def _authority(pem: bytes) -> x509.Certificate:
+def _chain(pem: bytes) -> tuple[x509.Certificate, ...]:
+    """Certificates of authorities, each in its time, and each but one issued by another of them. Raises AuthorityRefused."""
     try:
-        [certificate] = x509.load_pem_x509_certificates(pem)
+        found = tuple(x509.load_pem_x509_certificates(pem))
+    except ValueError:
+        raise AuthorityRefused("this is no authority's certificate (PEM)") from None
+    for certificate in found:
+        _require_authority(certificate)
+    others = [[other for other in found if other != certificate] for certificate in found]
+    tops = [one for one, rest in zip(found, others, strict=True) if issuer_among(one, rest) is None]
+    if len(tops) != 1 or len(set(found)) != len(found) or len(found) > MOST:
+        raise AuthorityRefused("these certificates are not one authority's and those above it, each once")
+    return found
+
+
+def _require_authority(certificate: x509.Certificate) -> None:
+    try:
         constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
         usage = certificate.extensions.get_extension_for_class(x509.KeyUsage).value
     except (ValueError, x509.ExtensionNotFound):
-        raise AuthorityRefused("this is not one authority's certificate (PEM)") from None
+        raise AuthorityRefused("this is no authority's certificate (PEM)") from None
     if not constraints.ca or not usage.key_cert_sign:
         raise AuthorityRefused("this certificate may issue no others")
     if not certificate.not_valid_before_utc <= datetime.now(UTC) < certificate.not_valid_after_utc:
         raise AuthorityRefused("this certificate is out of its time")
-    return certificate
 
 
-def _told(name: str, certificate: x509.Certificate) -> dict[str, Any]:
+def _lists(pem: bytes, certificates: Sequence[x509.Certificate], known: Sequence[RevocationList]) -> None:
+    """Raise AuthorityRefused unless these are the authority's lists, in their time, and none is older than one that is here."""
+    try:
+        found = {one.issuer: one for one in read_lists(pem, certificates)}
+    except ValueError as problem:
+        raise AuthorityRefused(str(problem), fix="Use a current list of revoked certificates, in PEM, of this authority.") from None
+    if any(one.next_update <= datetime.now(UTC) for one in found.values()):
+        raise AuthorityRefused("a list is out of its time", fix="Ask the authority for its newest list of revoked certificates.")
+    for one in known:
+        if one.issuer not in found or found[one.issuer].this_update < one.this_update:
+            raise AuthorityRefused(
+                "a list that is here is newer, or missing there", fix="Give the newest list of each certificate."
+            )
+
+
+def _told(known: Trusted) -> dict[str, Any]:
+    first, *above = known.certificates
     return {
-        "name": name,
-        "subject": _shown(certificate.subject.rfc4514_string()),
-        "sha256": certificate.fingerprint(hashes.SHA256()).hex(),
-        "not_after": certificate.not_valid_after_utc.isoformat(),
+        "name": known.name,
+        "subject": _shown(first.subject.rfc4514_string()),
+        "sha256": fingerprint(first).hex(),
+        "not_after": min(one.not_valid_after_utc for one in known.certificates).isoformat(),
+        "above": [fingerprint(one).hex() for one in above],
+        "crl_until": min((one.next_update.isoformat() for one in known.lists), default=None),
+        "crl_required": known.required,
     }
 
 

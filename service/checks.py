@@ -11,6 +11,7 @@ from sqlalchemy import text
 
 from service import bringup, holding, site_checks, step
 from service.audit_bundles import check_records
+from service.authority_checks import authorities
 from service.cli.exits import Exit, exit_for
 from service.errors import AlreadyRunning, StateFolderRefused
 from service.findings import Finding
@@ -39,6 +40,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield _isolation(isolation)
     yield from _tokens(settings, isolation)
     yield from site_checks.certificates(settings)
+    yield from authorities(settings)
     yield site_checks.backups(settings)
     yield from _running(settings, isolation)
 

@@ -200,7 +200,9 @@ def accept(settings: Settings, name: str, certificate: bytes, *, tenant: str, ro
     _check_tenant(tenant)
     try:
         given = x509.load_pem_x509_certificate(certificate)
-        Authorities(settings.tls_dir).verify(given.public_bytes(serialization.Encoding.DER))
+        known = Authorities(settings.tls_dir)
+        known.verify(given.public_bytes(serialization.Encoding.DER))
+        known.require_unrevoked(given.public_bytes(serialization.Encoding.DER))
     except (ValueError, CertificateRefused):
         mend = "Use a client's certificate (clientAuth) in its time; `glottis clients trust-ca` takes one more authority."
         raise RequestRefused("this is no client's certificate of an authority that is trusted here", fix=mend) from None

@@ -14,7 +14,8 @@ from starlette.responses import JSONResponse
 _BY_STATUS: Mapping[int, str] = {
     400: "certificate_ambiguous client_cert_invalid"
     " invalid_request unsupported_grant_type invalid_authorization_details consent_invalid hours_invalid",
-    401: "certificate_required client_unknown token_malformed token_invalid token_expired token_replayed proof_invalid"
+    401: "certificate_revoked"
+    " certificate_required client_unknown token_malformed token_invalid token_expired token_replayed proof_invalid"
     " use_dpop_nonce proof_replayed proof_required ticket_unknown ticket_expired ticket_used"
     " invitation_unknown invitation_expired invitation_used"
     " scheme_invalid binding_mismatch purpose_mismatch voice_mismatch text_mismatch voice_key_changed"
@@ -38,7 +39,8 @@ _BY_STATUS: Mapping[int, str] = {
     " audit_diverged audit_error audit_record_invalid audit_completion_refused conditioning_refused synthesis_failed model_refused"
     " key_vault_error key_use_refused voiceprint_error policy_set_invalid policy_set_tampered onnxruntime_conflict"
     " ceremony_refused",
-    503: "busy vault_unavailable audit_unavailable hsm_unavailable pin_rejected locked_memory_exhausted voiceprints_unavailable"
+    503: "revocations_unknown"
+    " busy vault_unavailable audit_unavailable hsm_unavailable pin_rejected locked_memory_exhausted voiceprints_unavailable"
     " pkcs11_module_refused"
     " decoder_unavailable recogniser_unavailable audit_signing_failed audit_log_occupied"
     " awaiting_sync stale_epoch key_quarantined site_frozen site_unfounded store_rolled_back token_rolled_back"

@@ -33,7 +33,7 @@ def clients() -> None:
     """Register clients: who may call, and what for. Glottis must be running."""
 
 
-for authority_command in (authorities.trust, authorities.distrust, authorities.list_):
+for authority_command in (authorities.trust, authorities.update_crl, authorities.distrust, authorities.list_):
     clients.add_command(authority_command)
 
 

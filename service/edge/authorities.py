@@ -1,15 +1,15 @@
 """Whose certificates clients may come with: our own authority's, and those of customers' authorities that the operator trusts.
 
 They are files, read again as soon as one changes, so that a new one counts from the next connection on and one taken away
-counts no more. To be issued by one of them is not enough to be anybody: the vault knows clients by their certificates'
-thumbprints alone.
+counts no more. So are their lists of revoked certificates, at each request. To be issued by one of them is not enough to be
+anybody: the vault knows clients by their certificates' thumbprints alone.
 """
 
 from __future__ import annotations
 
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,24 +20,29 @@ from cryptography.x509 import verification
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from uvicorn import Config
 
+from service.edge.revocations import CertificateRefused as CertificateRefused
+from service.edge.revocations import Trusted, read_lists
 from service.edge.tls import ContextFactory, harden
 
 OURS, FOLDER = "ca.pem", "authorities"
 """In the edge's folder: our own authority's certificate, and the folder of the others', `NAME.pem`."""
+LISTS, REQUIRED = ".crl", ".crl-required"
+"""Beside `NAME.pem`: its lists of revoked certificates, and an empty file where it is nobody's without a current one."""
 _SEEN = tuple[tuple[str, int, int, int], ...]
 
 _log = structlog.get_logger()
 
 
-class CertificateRefused(Exception):
-    """A certificate does not hold for a client. The message says why, and repeats nothing of it."""
-
-
 @dataclass(frozen=True)
 class _Known:
     seen: _SEEN
-    certificates: tuple[x509.Certificate, ...]
+    ours: x509.Certificate
+    others: tuple[Trusted, ...]
     context: ssl.SSLContext | None = None
+
+    @property
+    def certificates(self) -> tuple[x509.Certificate, ...]:
+        return (self.ours, *(certificate for other in self.others for certificate in other.certificates))
 
 
 class Authorities:
@@ -61,6 +66,19 @@ class Authorities:
         except (ValueError, verification.VerificationError) as problem:
             raise CertificateRefused(type(problem).__name__) from None
 
+    def require_unrevoked(self, certificate: bytes, now: datetime | None = None) -> None:
+        """Raise CertificateRevoked for a certificate (DER) on its issuer's list, or whose issuer is on the one above.
+
+        Raises RevocationsUnknown where the issuer must have a current list, and has not. Our own authority keeps none.
+        """
+        asked = [other for other in self._current().others if other.lists or other.required or other.unreadable]
+        if not asked:
+            return
+        leaf, now = x509.load_der_x509_certificate(certificate), now or datetime.now(UTC)
+        for other in asked:
+            if other.require_good(leaf, now):
+                return
+
     def context_factory(self) -> ContextFactory:
         """A factory of uvicorn's TLS context, whose handshakes trust the authorities of their moment, and show its newest keys."""
 
@@ -70,7 +88,7 @@ class Authorities:
                 if known.context is None:
                     context = harden(config, make)
                     _trust(context, known.certificates)
-                    self._known = known = _Known(known.seen, known.certificates, context)
+                    self._known = known = replace(known, context=context)
                     return context
                 return known.context
 
@@ -88,19 +106,36 @@ class Authorities:
         return self._known
 
     def _read(self) -> _Known:
-        seen = _seen(self._folder)
-        found = [x509.load_pem_x509_certificate((self._folder / OURS).read_bytes())]
+        seen, found = _seen(self._folder), []
         for file in sorted((self._folder / FOLDER).glob("*.pem")):
             try:
-                found.append(x509.load_pem_x509_certificate(file.read_bytes()))
+                found.append(trusted(file))
             except (OSError, ValueError) as problem:  # not trusted, then; the others are not the worse for it
                 _log.error("authority_unreadable", authority=file.stem, cause=type(problem).__name__)
-        return _Known(seen, tuple(found))
+        return _Known(seen, x509.load_pem_x509_certificate((self._folder / OURS).read_bytes()), tuple(found))
+
+
+def trusted(file: Path) -> Trusted:
+    """A customer's authority as its files say it. Raises OSError or ValueError where its certificates cannot be read."""
+    certificates, lists = tuple(x509.load_pem_x509_certificates(file.read_bytes())), beside(file, LISTS)
+    known = Trusted(file.stem, certificates, required=beside(file, REQUIRED).exists())
+    try:
+        return replace(known, lists=read_lists(lists.read_bytes(), certificates))
+    except FileNotFoundError:
+        return known
+    except (OSError, ValueError) as problem:
+        _log.error("revocations_unreadable", authority=file.stem, cause=type(problem).__name__)
+        return replace(known, unreadable=True)
+
+
+def beside(file: Path, suffix: str) -> Path:
+    """The file with this ending that belongs to an authority's file; names may have dots."""
+    return file.with_name(file.name.removesuffix(".pem") + suffix)
 
 
 def _seen(folder: Path) -> _SEEN:
     """What changes when a file does: a new one is put in its place by renaming."""
-    files = [*(folder / name for name in (OURS, "server.pem", "server.key")), *sorted((folder / FOLDER).glob("*.pem"))]
+    files = [*(folder / name for name in (OURS, "server.pem", "server.key")), *sorted((folder / FOLDER).glob("*.*"))]
     found = []
     for file in files:
         try:

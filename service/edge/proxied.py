@@ -15,8 +15,9 @@ from collections.abc import Callable, Collection, Sequence
 
 from starlette.responses import JSONResponse
 
-from service.edge.authorities import Authorities, CertificateRefused
+from service.edge.authorities import Authorities
 from service.edge.limits import App, Message, Receive, Send
+from service.edge.revocations import CertificateRefused, CertificateRevoked, RevocationsUnknown
 from service.edge.tls import Connection, connection_of
 from service.problems import problem
 
@@ -24,6 +25,7 @@ HEADER, CHAIN = b"client-cert", b"client-cert-chain"
 """The chain is not read: a client's certificate must be issued by an authority that the operator trusts, and by no other."""
 MAX_HEADER = 16 * 1024
 STRIPPED, AMBIGUOUS, INVALID = "client_cert_stripped", "certificate_ambiguous", "client_cert_invalid"
+REVOKED, UNKNOWN = "certificate_revoked", "revocations_unknown"
 
 
 class ProxiedCertificate:
@@ -43,6 +45,8 @@ class ProxiedCertificate:
         values = [value for name, value in scope["headers"] if name == HEADER]
         scope["headers"] = [pair for pair in scope["headers"] if pair[0] not in (HEADER, CHAIN)]
         connection = connection_of(scope)
+        if connection.certificate is not None and (refusal := self._revoked(connection.certificate)) is not None:
+            return refusal
         if self._is_proxy(connection):
             return self._reported(connection, values)
         if values:
@@ -65,6 +69,21 @@ class ProxiedCertificate:
             fix = "The proxy must send Client-Cert once, as RFC 9440 writes it, with a client's certificate of a trusted authority."
             return problem(INVALID, "The proxy's header Client-Cert does not hold.", fix)
         connection.certificate = certificate
+        return self._revoked(certificate)
+
+    def _revoked(self, certificate: bytes) -> JSONResponse | None:
+        """The refusal of a certificate that its issuer took back. Asked at each request: a connection may outlive a list."""
+        try:
+            self._authorities.require_unrevoked(certificate)
+        except CertificateRevoked:
+            self._count(REVOKED)
+            return problem(
+                REVOKED, "This certificate was revoked by its issuer.", "Have your authority issue another, and register it."
+            )
+        except RevocationsUnknown:
+            self._count(UNKNOWN)
+            fix = "The operator brings the issuer's newest list of revoked certificates: glottis clients update-crl NAME FILE."
+            return problem(UNKNOWN, "Whether this certificate was revoked cannot be told.", fix)
         return None
 
     def _is_proxy(self, connection: Connection) -> bool:

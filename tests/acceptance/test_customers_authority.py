@@ -6,6 +6,7 @@ import json
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
@@ -44,6 +45,18 @@ class Customer:
         for kind, content in files.items():
             (self.folder / f"{name}.{kind}").write_bytes(content)
         return Device(running, self.folder, name, clients.thumbprint(dpop))
+
+    def crl(self, name: str, *revoked: Path, hours: float = 1, ago: float = 0.5) -> Path:
+        """A list of these certificates as revoked."""
+        now, hour = datetime.now(UTC), timedelta(hours=1)
+        made = x509.CertificateRevocationListBuilder().issuer_name(self.certificate.subject)
+        made = made.last_update(now - ago * hour).next_update(now + hours * hour)
+        for one in revoked:
+            serial = x509.load_pem_x509_certificate(one.read_bytes()).serial_number
+            entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now - hour)
+            made = made.add_revoked_certificate(entry.build())
+        (self.folder / name).write_bytes(made.sign(self.key, hashes.SHA256()).public_bytes(Encoding.PEM))
+        return self.folder / name
 
 
 @dataclass
@@ -119,6 +132,40 @@ def test_a_registered_certificate_of_a_trusted_authority_works_at_once_and_no_ot
     running.client("studio").voices()
     with pytest.raises(authorities.AuthorityMissing):
         authorities.distrust(running.settings, "acme")
+
+
+def test_a_revoked_certificate_ends_with_the_newest_list(running: Installation, customer: Customer) -> None:
+    device = customer.device(running, "soon-revoked")
+    older, newest = customer.crl("older.crl", ago=0.9), customer.crl("newest.crl", device.pem)
+    with pytest.raises(authorities.AuthorityRefused):
+        authorities.trust(
+            running.settings, "acme", customer.pem.read_bytes(), crl=customer.crl("over.crl", hours=-0.1).read_bytes()
+        )
+    done = glottis(running, "trust-ca", str(customer.pem), "--name", "acme", "--crl", str(older), "--require-crl")
+    assert "then none of its certificates is taken" in done.stdout, done.stderr
+    assert glottis(running, *registering(device)).returncode == 0
+    with device.client() as client:
+        client.voices()
+        done = glottis(running, "update-crl", "acme", str(newest), "--json")
+        assert json.loads(done.stdout)["crl_required"]
+        with pytest.raises(Refused) as told:
+            client.voices()
+    assert (told.value.status, told.value.code) == (401, "certificate_revoked")
+    assert recorded(running, "authority.crl_updated") == 1
+    assert "newer" in glottis(running, "update-crl", "acme", str(older)).stderr, "no older list is put back"
+    with pytest.raises(authorities.AuthorityMissing):
+        authorities.update_crl(running.settings, "nobody", newest.read_bytes())
+    with pytest.raises(RequestRefused):
+        clients.accept(running.settings, "again", device.pem.read_bytes(), tenant="acceptance", roles=[Role.READER], jkt=device.jkt)
+    authorities.distrust(running.settings, "acme")
+    assert not list((running.settings.tls_dir / authorities.FOLDER).iterdir())
+
+
+def test_an_authority_comes_with_those_above_it_and_with_nobody_else(running: Installation, customer: Customer) -> None:
+    stranger = certificates.make_authority(ec.generate_private_key(ec.SECP256R1()), "stranger").public_bytes(Encoding.PEM)
+    with pytest.raises(authorities.AuthorityRefused):
+        authorities.trust(running.settings, "acme", customer.pem.read_bytes() + stranger)
+    assert authorities.listed(running.settings) == []
 
 
 def test_what_is_no_authority_is_not_trusted(running: Installation, customer: Customer) -> None:
