@@ -39,6 +39,8 @@ from policies.audit.verify import (
 )
 from policies.witness.store import Witnessed, WitnessStore
 
+MOST_LOGS, MOST_NOTE = 64, 1 << 15
+"""Logs of one site, each by a key of its own, and characters of a note: a site that was taken over fills no disk of the other."""
 MOST_REFUSED = 16
 """Forks of one log that are kept: two signed ends prove it, and more prove nothing more."""
 
@@ -69,6 +71,11 @@ class Witness:
         self._node, self._parts = node, node.parts
         self._store = WitnessStore(RecordMac(node.parts.hsm))
 
+    @property
+    def name(self) -> str:
+        """The site that co-signs."""
+        return self._node.name
+
     def witnessed(self, log: str) -> int:
         """The size up to which this site co-signed the log of this fingerprint; 0 for a log that is new here."""
         with reading(self._parts.database) as transaction:
@@ -86,6 +93,8 @@ class Witness:
         with lasting(self._parts.database) as transaction:
             self._store.hold(transaction)
             last = self._store.newest(transaction, key.fingerprint)
+            if last is None and len(self._store.logs(transaction)) >= MOST_LOGS:
+                raise CheckpointRefused(f"{MOST_LOGS} logs of other keys were co-signed here, and this would be one more")
             tree = _continued(given, head, last)
             if tree is not None:
                 return self._signed(transaction, given.note, key, tree, last)
@@ -175,15 +184,16 @@ class Cosigning:
         return tuple(found)
 
     def _require_signed(self, note: str, line: str) -> None:
-        roster = self._node.ledger.roster
-        (peer,) = roster.peers(self._node.name)
+        peer = cosigner_of(self._node.ledger.roster, self._peer.name)
         try:
-            check_cosignature(f"{note}{line}\n", cosigner_of(roster, peer))
+            check_cosignature(f"{note}{line}\n", peer)
         except ValueError as error:
             raise CheckpointRefused(f"the other site's answer is no cosignature: {error}") from error
 
 
 def _checked(given: Offer) -> tuple[VerifierKey, Checkpoint]:
+    if len(given.note) > MOST_NOTE:
+        raise CheckpointRefused(f"a note is longer than {MOST_NOTE} characters")
     try:
         key = parse_key(given.key)
         head = check_checkpoint(given.note, key)

@@ -33,6 +33,7 @@ from policies.audit.checkpoint import sign_checkpoint
 from policies.audit.store import AuditStore
 from policies.audit.tree import Tree
 from policies.audit.verify import VerificationFailed, leaf_hash, parse_cosigner, subtrees
+from policies.witness import cosigning
 from policies.witness.cosigning import Cosigning, Offer, Witness, cosigner_of
 from policies.witness.store import Witnessed, WitnessStore
 from service.witnessing import WitnessCommands
@@ -226,6 +227,27 @@ class TestSplitView:
         assert pair.offer([b"another"])
         pair.log.private = first
         assert pair.witness.witnessed(pair.log.key.fingerprint) == 2
+
+
+class TestBounds:
+    """A site that was taken over has a key for as many logs as it likes."""
+
+    def test_logs_are_bounded(self, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cosigning, "MOST_LOGS", 2)
+        kept = pair.log.private
+        assert pair.offer([b"first"])
+        pair.log.private = Ed25519PrivateKey.generate()
+        assert pair.offer([b"second"])
+        pair.log.private = Ed25519PrivateKey.generate()
+        with pytest.raises(CheckpointRefused, match="one more"):
+            pair.offer([b"third"])
+        pair.log.private = kept
+        assert pair.offer([b"first", b"goes on"], start=1)
+
+    def test_notes_are_bounded(self, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cosigning, "MOST_NOTE", 100)
+        with pytest.raises(CheckpointRefused, match="longer than 100"):
+            pair.offer([b"first"])
 
 
 class TestForgery:
