@@ -13,6 +13,7 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 pytest_plugins = ["postgres_fixture", "hsm_fixtures", "house", "installation", "spoken", "split_tokens"]
 
 
+@pytest.hookimpl(tryfirst=True)  # before the plugin that reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Which tests go to one worker (`--dist loadgroup`): those of one file, and all that share the running installation."""
     for item in items:
