@@ -255,6 +255,8 @@ def _described(found: Mapping[str, Any]) -> list[str]:
         peer = found["peer"]
         heard = "was never heard" if peer is None else f"epoch {peer['epoch']}, heard {peer['age_s']} s ago"
         lines.append(f"  the other site: {heard}")
+        lines.append(f"  audit log: {found['log']['size']} entries, co-signed up to {found['log']['cosigned']}")
+        lines += [f"  FORK of the other site's log, seen {fork['seen_at']}" for fork in found["log"]["forks"]]
     return lines + [f"  done by officers with one site: {mark}" for mark in found["marks"]]
 
 
