@@ -31,7 +31,7 @@ from policies.audit.verify import Frontier, VerifierKey, check_checkpoint, leaf_
 from service.log.process import engine
 from service.settings import Settings
 
-SUPERSEDED = "superseded"
+SUPERSEDED, USED = "superseded", "used"
 _REQUEST_DAYS = 14
 
 
@@ -85,9 +85,15 @@ def approve(parts: SiteParts, roster: Roster, asked: Request, found: Mapping[str
         parts.recorder.record(transaction, KeyEvent("log.reanchored", said))
 
 
-def move(settings: Settings, *, kept: str, database: str) -> dict[str, Any]:
-    """Step: let the log go on from the database's end; the other one is kept beside it for auditors. Idempotent."""
+def move(settings: Settings, *, kept: str, database: str, operation: str) -> dict[str, Any]:
+    """Step: let the log go on from the database's end, once by this `operation` (its digest); the other end stays for auditors.
+
+    Whoever puts file and database back as they were finds the approval used up. Raises ApprovalInvalid.
+    """
     last = LastCheckpoint(settings.checkpoint_file)
+    used = settings.checkpoint_file.with_name(f"operation.{operation[:32]}.{USED}")
+    if used.exists():
+        raise ApprovalInvalid("the log went on by this approval once: ask officers anew")
     with engine(settings.role_url("log")).connect() as connection:
         row = log_store.last_checkpoint(connection)
     if (last.read() or "", "" if row is None else str(row.note)) != (kept, database):
@@ -101,4 +107,5 @@ def move(settings: Settings, *, kept: str, database: str) -> dict[str, Any]:
         last.write(database)
     else:
         settings.checkpoint_file.unlink()
+    LastCheckpoint(used).write(database)
     return {"from": 0 if row is None else row.size, "kept": None if aside is None else str(aside)}

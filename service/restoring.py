@@ -106,7 +106,9 @@ def adopt(settings: Settings, signed: Sequence[bytes]) -> dict[str, Any]:
             ends = step.call(settings, isolation.log, "log_ends", groups=groups)
             named = {name: ends[name] for name in ("kept", "database")}
             step.call(settings, isolation.vault, "reanchor_approved", groups=groups, request=_text(asked), ends=named)
-            done["log"] = step.call(settings, isolation.log, "move_log", groups=groups, **named)
+            done["log"] = step.call(
+                settings, isolation.log, "move_log", groups=groups, **named, operation=asked.operation.digest.hex()
+            )
     return done
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from real_sites import Sites
+from sqlalchemy import text
 from sync_world import PEOPLE, Signer
 
 from keyvault.approvals import Operation, signed_by
@@ -32,13 +33,13 @@ KEYS = {"cert_sha256": "A" * 43, "jkt": "B" * 43}
 
 
 class Desk:
-    """Site a, where officers marked the enroller's role."""
+    """A site where officers marked the enroller's role."""
 
-    def __init__(self, sites: Sites, folder: Path) -> None:
-        self.site, roster_file = sites.a, folder / "roster"
+    def __init__(self, sites: Sites, folder: Path, name: str = "a") -> None:
+        self.site, roster_file = sites.all[name], folder / "roster"
         roster_file.write_bytes(sites.roster.encode())
         node = self.site.alive()
-        self.inbox, active = site_inbox(node), ActiveSet(self.site.hsm, "a", roster_file)
+        self.inbox, active = site_inbox(node), ActiveSet(self.site.hsm, name, roster_file)
         policies = PolicyCommands(self.inbox, node, active)
         files = ((APPROVED_ROLES, MARKED), (PERMISSIONS, (SHIPPED / PERMISSIONS).read_text()))
         files += (("cases/roles.json", (SHIPPED / "cases" / "roles.json").read_text()),)
@@ -46,7 +47,7 @@ class Desk:
         self.marked = PolicySet(tuple(sorted(files)))
         self.audit = AuditStore(self.site.database, self.site.hsm)
         self.store = PolicyStore(RecordMac(self.site.hsm))
-        approvals = ClientApprovals(self.site.database, active, self.inbox, sites.roster, "a")
+        approvals = ClientApprovals(self.site.database, active, self.inbox, sites.roster, name)
         self.registration = Registration(self.site.database, self.store, self.audit, approvals)
 
     def mark(self) -> None:
@@ -157,6 +158,40 @@ def test_roles_taken_away_meanwhile_do_not_come_back_without_officers(desk: Desk
         found = desk.there()
         assert found is not None
         assert (found.roles, found.jkt) == (("reader",), KEYS["jkt"])
+
+
+def test_an_approval_of_one_site_registers_nobody_at_the_other(
+    sites: Sites, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = Desk(sites, tmp_path)
+    monkeypatch.setattr("service.client_approvals.inbox_now", lambda: a.site.now)
+    a.mark()
+    name = a.asked()
+    a.approve(name, "bo", "cy")
+    b = Desk(sites, tmp_path, "b")
+    b.mark()
+    b.inbox.file(a.inbox.one(name).request)
+    assert len(b.inbox.one(name).approved_by) == 2, "the other site has the request, and its signatures"
+    assert b.asked() != name
+    assert b.there() is None
+    a.registration.register("app", "acme", ("enroller",), **KEYS)
+    b.inbox.file(a.inbox.one(name).request)
+    assert b.asked() != name
+
+
+def test_an_approval_is_used_up(desk: Desk) -> None:
+    """The row that it let in is gone, as in a database put back: the same signatures let it in no second time."""
+    desk.mark()
+    name = desk.asked()
+    desk.approve(name, "bo", "cy")
+    signed = desk.inbox.one(name).request
+    desk.registration.register("app", "acme", ("enroller",), **KEYS)
+    with desk.site.database.begin() as transaction:
+        transaction.execute(text("DELETE FROM client"))
+    with pytest.raises(ApprovalInvalid):
+        desk.inbox.add(signed)
+    assert desk.asked() != name
+    assert desk.there() is None
 
 
 def test_an_approval_is_over_when_it_says(desk: Desk) -> None:

@@ -117,15 +117,15 @@ def test_a_log_rolled_back_goes_on_where_officers_say(log: Log) -> None:
     log.approve(signed(asked, "bo", "cy"))
     [told] = log.site.journal.of("log.reanchored")
     assert told["by"] == "bo cy"
-    ends = log.ends()
-    done = log_anchor.move(log.settings, **ends)
+    ends, operation = log.ends(), asked.operation.digest.hex()
+    done = log_anchor.move(log.settings, **ends, operation=operation)
     assert (done["from"], Path(done["kept"]).read_text()) == (3, newer)
     assert not log.parted
     log.write(1)
     with pytest.raises(ApprovalInvalid):  # what was approved was about the ends of then
         log.approve(signed(asked, "bo", "cy"))
     with pytest.raises(ApprovalInvalid):
-        log_anchor.move(log.settings, **ends)
+        log_anchor.move(log.settings, **ends, operation="another")
 
 
 def test_an_approval_for_one_end_is_none_for_another(log: Log) -> None:
@@ -141,18 +141,53 @@ def test_an_approval_for_one_end_is_none_for_another(log: Log) -> None:
         log.approve(asked)
 
 
+def test_an_approval_that_was_used_moves_the_log_no_second_time(log: Log) -> None:
+    """Somebody puts the file and the database back as they were when officers signed, and gives their word again."""
+    kept = log.settings.checkpoint_file.read_text()
+    log.roll_back(3)
+    asked = signed(log.asked(), "bo", "cy")
+    log.approve(asked)
+    before = log.ends()
+    log_anchor.move(log.settings, **before, operation=asked.operation.digest.hex())
+    log.write(4)
+    log.roll_back(3)
+    log.settings.checkpoint_file.write_text(kept)
+    assert (log.ends(), log.parted) == (before, True), "everything is as it was"
+    with pytest.raises(ApprovalInvalid):
+        log_anchor.move(log.settings, **before, operation=asked.operation.digest.hex())
+    with pytest.raises(AuditDiverged):
+        log.sequence()
+    anew = signed(log.asked(), "bo", "cy")
+    log.approve(anew)
+    log_anchor.move(log.settings, **before, operation=anew.operation.digest.hex())
+
+
+def test_a_word_of_officers_who_left_or_about_another_site_moves_nothing(log: Log) -> None:
+    log.roll_back(3)
+    asked = signed(log.asked(), "bo", "cy")
+    elsewhere = replace(asked, operation=replace(asked.operation, cluster="cluster-2"))
+    with pytest.raises(ApprovalInvalid):
+        log.approve(elsewhere)
+    stayed = tuple(one for one in log.roster.officers if one.person != "cy")
+    whole, log.roster = log.roster, replace(log.roster, epoch=2, officers=stayed)
+    with pytest.raises((ApprovalInvalid, ApprovalMissing)):
+        log.approve(asked)
+    log.roster = whole
+    log.approve(asked)
+
+
 def test_a_lost_file_and_a_lost_database_need_them_too(log: Log) -> None:
     log.settings.checkpoint_file.unlink()
     assert log.parted
     with pytest.raises(AuditDiverged):
         log.sequence()
     log.approve(signed(log.asked(), "bo", "cy"))
-    assert log_anchor.move(log.settings, **log.ends()) == {"from": 5, "kept": None}
+    assert log_anchor.move(log.settings, **log.ends(), operation="one") == {"from": 5, "kept": None}
     assert (log.parted, log.sequence()) == (False, 5)
     log.roll_back(0)
     assert log.parted
     log.approve(signed(log.asked(), "bo", "cy"))
-    assert log_anchor.move(log.settings, **log.ends())["from"] == 0
+    assert log_anchor.move(log.settings, **log.ends(), operation="another")["from"] == 0
     assert not os.path.lexists(log.settings.checkpoint_file)
     log.write(2)
     assert log.sequence() == 2

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import shutil
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +19,7 @@ from sync_world import PEOPLE, Signer, make_roster
 
 from keyvault.approval_kinds import Kind, Request, described
 from keyvault.approvals import signed_by
+from keyvault.errors import RowChanged
 from keyvault.records import RecordMac
 from keyvault.sync.errors import ApprovalInvalid, ApprovalMissing, RequesterApproved, SyncRefused
 from policies import cases
@@ -178,6 +181,47 @@ def test_a_request_is_for_one_version_after_one_set(at: Callable[[str], Site], o
     assert len(a.site.journal.of("policy.refused")) == 1, "a bad set is recorded, and the active one stays"
     assert (len(a.commands.inbox.all()), a.commands.policy_active()["version"]) == (filed, 1)
     assert a.decides()
+
+
+@pytest.mark.parametrize("turn", range(2))
+def test_of_two_activations_at_once_one_wins_and_no_worker_is_in_between(at: Callable[[str], Site], own: Path, turn: int) -> None:
+    a, one = at("a"), PolicySet.of_folder(own)
+    (own / "other.cedar").write_text((own / "own.cedar").read_text().replace("own.readers-speak", "own.also"))
+    (own / "cases" / "other.json").write_text((own / "cases" / "own.json").read_text().replace("own.readers-speak", "own.also"))
+    (own / "own.cedar").unlink()
+    (own / "cases" / "own.json").unlink()
+    sets = {a.propose(policies): policies for policies in (one, PolicySet.of_folder(own))}
+    for name in sets:
+        a.approve(name, "bo", "cy")
+    begin, seen = threading.Barrier(3), []
+
+    def activate(name: str) -> str:
+        commands = a.new_commands()
+        begin.wait(10)
+        try:
+            commands.policy_activate(name)
+        except (SyncRefused, RowChanged) as refused:
+            return refused.code
+        return name
+
+    def decide() -> None:
+        begin.wait(10)
+        while not seen or not seen[-1]:
+            seen.append(a.decides())
+
+    with ThreadPoolExecutor(3) as threads:
+        deciding = threads.submit(decide)
+        ended = list(threads.map(activate, sets))
+        deciding.result(10)
+    [winner] = set(ended) & set(sets)
+    assert set(ended) - set(sets) <= {"sync_refused", "row_changed"}
+    assert seen == sorted(seen), "the old set, then the one that won, and nothing between or after"
+    assert a.decides(a.new_worker())
+    standing = a.commands.policy_active()
+    assert (standing["version"], standing["set"]) == (1, sets[winner].digest.hex())
+    [loser] = set(sets) - {winner}
+    with pytest.raises(SyncRefused):  # it follows a set that is no longer the active one
+        a.commands.policy_activate(loser)
 
 
 def test_writing_the_database_changes_no_policy(at: Callable[[str], Site], own: Path) -> None:
