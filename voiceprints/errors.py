@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
-
-if TYPE_CHECKING:
-    from voiceprints.quality import Shortfall
+from dataclasses import dataclass
+from typing import ClassVar
 
 
 class VoiceprintError(Exception):
@@ -126,6 +124,18 @@ class NotLive(VoiceprintError):
         """`failed`: `digits` or `voice`, for the log. The caller does not learn which, so that it is not told where to improve."""
         self.failed = failed
         super().__init__()
+
+
+@dataclass(frozen=True)
+class Shortfall:
+    """One gate that failed."""
+
+    code: str
+    measured: float
+    threshold: float
+
+    def __str__(self) -> str:
+        return f"{self.code} (measured {self.measured:g}, threshold {self.threshold:g})"
 
 
 class QualityRefused(VoiceprintError):

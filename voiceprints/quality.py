@@ -16,7 +16,7 @@ import numpy.typing as npt
 from voiceprints.activity import Speech
 from voiceprints.decoding import RATE, Samples
 from voiceprints.embedding import Vector
-from voiceprints.errors import QualityRefused
+from voiceprints.errors import QualityRefused, Shortfall
 
 _FRAME = 320  # 20 ms
 _FFT = 512
@@ -24,18 +24,6 @@ _LEAST_PAUSE_FRAMES = 15  # 0.3 s of pauses before their level is believed
 _HIGHEST_SNR, _LOWEST_SNR = 80.0, -20.0
 _AUDIBLE = 10.0 ** (-60 / 10)  # of the loudest band: below it there is no voice
 _LEAST_WINDOWS, _LEAST_SHARE = 12, 0.2  # for telling two speakers apart
-
-
-@dataclass(frozen=True)
-class Shortfall:
-    """One gate that failed."""
-
-    code: str
-    measured: float
-    threshold: float
-
-    def __str__(self) -> str:
-        return f"{self.code} (measured {self.measured:g}, threshold {self.threshold:g})"
 
 
 @dataclass(frozen=True)
