@@ -44,8 +44,8 @@ def check_records(settings: Settings) -> int:
 def export_bundle(settings: Settings, path: Path, *, wanted: Range | None = None, since: str | None = None) -> int:
     """Write the log's entries under its newest checkpoint to `path`; returns how many the checkpoint covers.
 
-    The file appears whole or not at all; a link of that name is replaced, not followed. Raises
-    LogEmpty, RangeRefused, AuditDiverged.
+    The file appears whole or not at all, and in place of nothing that is there. Raises FileExistsError, LogEmpty,
+    RangeRefused, AuditDiverged.
     """
     site = Site.load(settings.site_file)
     unfinished = path.with_name(f".glottis-{token_hex(8)}.part")
@@ -56,7 +56,7 @@ def export_bundle(settings: Settings, path: Path, *, wanted: Range | None = None
             opened(settings.role_url("log")) as database,
         ):
             size = export(database, site.audit_key, file, wanted=wanted or Range(), since=since).size
-        unfinished.rename(path)
+        os.link(unfinished, path)  # a rename would replace what came to stand there meanwhile
     finally:
         unfinished.unlink(missing_ok=True)
     return size

@@ -169,6 +169,7 @@ def similarity(enrolled: Sequence[bytes], others: Sequence[bytes]) -> float:
 def _audited(settings: Settings, plan: Plan, transcript: Transcript) -> None:
     fingerprint = Site.load(settings.site_file).audit_key.fingerprint
     bundle = plan.out / "audit.jsonl"
+    bundle.unlink(missing_ok=True)
     size = export_bundle(settings, bundle)
     verdict = verify_bundle(bundle, fingerprint)
     if not verdict.holds:

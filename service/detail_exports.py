@@ -10,8 +10,9 @@ from __future__ import annotations
 import base64
 import io
 import json
+import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from hashlib import sha256
 from typing import Any
@@ -60,6 +61,7 @@ class DetailCommands:
     database: Database
     hsm: Hsm
     key: VerifierKey
+    _one_at_a_time: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def calls(self) -> Mapping[str, Call]:
         """Every command by its name."""
@@ -80,7 +82,11 @@ class DetailCommands:
         return {"request": request, "needed": quorum_for(Kind.DETAILS, roster).threshold}
 
     def details_export(self, name: str) -> dict[str, Any]:
-        """Carry an approved request out, once. Raises ApprovalMissing, SyncRefused, SealBroken."""
+        """Carry an approved request out, once, however many ask at a time. Raises ApprovalMissing, SyncRefused, SealBroken."""
+        with self._one_at_a_time:
+            return self._exported(name)
+
+    def _exported(self, name: str) -> dict[str, Any]:
         request, parts = self.inbox.one(name).request, self.node.parts
         facts = request.facts
         if request.meaning().kind is not Kind.DETAILS or facts["site"] != self.node.name:

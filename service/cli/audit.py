@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import os
-import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import click
 
@@ -21,6 +23,8 @@ from service.settings import Settings
 from service.site import Site
 from service.sync.admin import ask
 
+_EXPORT_SECONDS = 600.0
+"""How long an export of details may take: to stop waiting would lose what was approved once."""
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
@@ -68,11 +72,14 @@ def export(file: Path, start: int, end: int | None, since: Path | None, *, unche
     (`glottis audit fingerprint`) must reach them another way.
     """
     if os.path.lexists(file):
-        raise click.UsageError(f"{file} exists; name another file")
+        raise _taken(file)
     settings, kept = Settings.load(os.environ), None if since is None else _text(since)
     if not unchecked:
         check_records(settings)
-    size = export_bundle(settings, file, wanted=Range(start, end), since=kept)
+    try:
+        size = export_bundle(settings, file, wanted=Range(start, end), since=kept)
+    except FileExistsError:
+        raise _taken(file) from None
     facts = {"bundle": str(file), "checkpoint_size": size, "checked": not unchecked}
     if as_json:
         say_json(facts)
@@ -108,10 +115,12 @@ def export_details(
     """
     settings = Settings.load(os.environ)
     if request is not None:
-        if out is None or os.path.lexists(out):
+        if out is None:
             raise click.UsageError("--request needs --out FILE, which must not exist yet.")
-        done = ask(settings, "details_export", name=request)
-        out.write_text(done["sealed"])
+        # The request is used up by the answer: whether there is a place for it is found out before.
+        with _new_file(out) as file:
+            done = ask(settings, "details_export", timeout_s=_EXPORT_SECONDS, name=request)
+            file.write(done["sealed"].encode())
         say({"bundle": str(out), "entries": done["entries"]}, [f"{out}: details of {done['entries']} entries"], as_json=as_json)
         return
     if start is None or end is None or recipient is None or not reason:
@@ -129,13 +138,28 @@ def open_details(file: Path, key: Path, out: Path) -> None:
     """Open the sealed bundle in FILE with the recipient's key: works offline. Check the result with the stand-alone verifier."""
     from service.detail_exports import opened_bundle
 
-    if os.path.lexists(out):
-        raise click.UsageError(f"{out} exists; name another file")
-    bundle = opened_bundle(file.read_bytes(), key.read_bytes(), None)
-    descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "wb") as opened:
-        opened.write(bundle)
+    with _new_file(out) as opened:
+        opened.write(opened_bundle(file.read_bytes(), key.read_bytes(), None))
     click.echo(f"{out}: python3 VERIFIER {out} --fingerprint HEX")
+
+
+@contextmanager
+def _new_file(path: Path) -> Iterator[BinaryIO]:
+    """A file that only its owner reads, made now and removed again where the block fails. Raises UsageError where one is there."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise _taken(path) from None
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def _taken(path: Path) -> click.UsageError:
+    return click.UsageError(f"{path} exists; name another file")
 
 
 def _text(checkpoint: Path) -> str:
@@ -195,7 +219,9 @@ def verifier(file: Path) -> None:
 
     Use: python3 FILE BUNDLE --fingerprint HEX
     """
-    if file.exists():
-        raise click.UsageError(f"{file} exists; name another file")
-    shutil.copyfile(policies.audit.verify.__file__, file)
+    try:
+        with file.open("xb") as copy:
+            copy.write(Path(policies.audit.verify.__file__).read_bytes())
+    except FileExistsError:
+        raise _taken(file) from None
     click.echo(f"python3 {file} BUNDLE --fingerprint HEX")

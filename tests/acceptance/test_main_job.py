@@ -185,6 +185,7 @@ def _wait_for_entry(running: Installation, bundle: Path, intent: str) -> None:
     import time
 
     for _ in range(50):
+        bundle.unlink(missing_ok=True)
         export_bundle(running.settings, bundle)
         if intent in bundle.read_text():
             return

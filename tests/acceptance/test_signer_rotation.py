@@ -111,6 +111,7 @@ def test_the_log_hands_over_while_it_runs_and_the_first_fingerprint_still_verifi
     while "hand-over " not in (bundle.read_text() if bundle.exists() else ""):
         assert time.monotonic() < until
         client.voices()
+        bundle.unlink(missing_ok=True)
         export_bundle(installation.settings, bundle)
         time.sleep(0.5)
     assert verify_bundle(bundle, Site.load(installation.settings.site_file).audit_key.fingerprint).holds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
@@ -101,6 +102,21 @@ def test_approved_details_reach_their_recipient_once(desk: Desk) -> None:
     everything = desk.ask()
     desk.approve(everything, "bo", "cy")
     assert desk.shown(desk.commands.details_export(everything)["sealed"]) == list("012345")
+
+
+def test_two_who_ask_at_once_get_one_export(desk: Desk) -> None:
+    name = desk.ask()
+    desk.approve(name, "bo", "cy")
+
+    def one(_: int) -> bool:
+        try:
+            return bool(desk.commands.details_export(name)["sealed"])
+        except ApprovalMissing:
+            return False
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sorted(pool.map(one, range(4))) == [False, False, False, True]
+    assert len(desk.site.journal.of("audit.details_exported")) == 1
 
 
 def test_what_was_approved_is_one_range_one_tenant_one_recipient(desk: Desk) -> None:
