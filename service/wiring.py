@@ -40,12 +40,12 @@ from policies.tokens import TokenMint, TokenVerifier, jwks
 from service.broken_glass import BrokenGlass, Watched
 from service.key_events import KeyEventRecorder
 from service.masters import connect, serving_token
-from service.officers import read_roster
 from service.policy_sets import active_policies
 from service.refusal_counts import RefusalCounts
 from service.settings import Settings
 from service.vault.agreement import Agreement, AgreementParts
 from service.vault.hsm_events import HsmEvents
+from service.vault.log_moves import LogMoves
 from service.vault.readiness import Readiness
 from service.vault.vault import Vault
 from service.voices import erasure_of
@@ -112,7 +112,7 @@ def _vault(settings: Settings, database: Database, hsm: SiteHsm, events: HsmEven
             conditioner=engine,
             scratch_bytes=engine.scratch_bytes,
         ),
-        erasure=erasure_of(hsm, store, audit, alone=read_roster(settings.roster_file).development),
+        erasure=erasure_of(hsm, store, audit, alone=agreement.alone),
         opening=opening,
         matching=matching,
         liveness=callers.liveness,
@@ -220,4 +220,4 @@ def _readiness(database: Database, hsm: Hsm, store: PolicyStore) -> Readiness:
         with durable(database) as transaction:
             store.consume_proof(transaction, VerifiedProof("readyz", str(uuid4()), int(time.time())))
 
-    return Readiness({"hsm": unwraps, "database": writes})
+    return Readiness({"hsm": unwraps, "database": writes, "log": LogMoves(database)})

@@ -1,4 +1,5 @@
-"""Is this worker able to serve? A key is really unwrapped and used, the database really answers, the log really moves.
+"""Is this worker able to serve? A key is really unwrapped and used, the database really answers, the log really moves
+(`log_moves`).
 
 Cached for five seconds, so that a health check can't be used to load the HSM.
 """
