@@ -21,7 +21,7 @@ SECRET_WORDS = frozenset(
 )
 """A logged field whose name has one of these as a part (`so_pin`, `access_token`) is written as `[removed]`."""
 NAMED_PARTS = frozenset({"key_id", "key_version", "token_label", "key_state"})
-"""Names with such a part whose values say nothing secret."""
+"""Whole names with such a part, whose values say nothing secret."""
 REMOVED = "[removed]"
 
 

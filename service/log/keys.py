@@ -63,7 +63,7 @@ class CheckpointKeys:
             line = hand_over(held[newest], self._size(), self.sign)
             self._kept.add(line)
             self.handed, self._version = (*self.handed, line), newest
-            _log.warning("log_handed_over", key=held[newest].text)
+            _log.warning("log_handed_over", signer=held[newest].text)
         for version in sorted(held):
             if version < self._version:
                 self._hsm.destroy_signer(_NAME, version)

@@ -38,7 +38,10 @@ class HsmEvents:
 
     def hear(self, event: KeyEvent) -> None:
         """Note an event; returns at once."""
-        _log.warning(event.action.replace(".", "_"), **event.facts)
+        # In the process's own log no field is called a key (`service/logs.py`): this one is the name of one.
+        _log.warning(
+            event.action.replace(".", "_"), **{"of" if name == "key" else name: fact for name, fact in event.facts.items()}
+        )
         self._waiting.put(replace(event, facts={**event.facts, "happened_at": int(self._clock())}))
 
     @contextmanager

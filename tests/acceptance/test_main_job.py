@@ -144,8 +144,9 @@ def test_logs_hold_no_secrets(running: Installation, voice: str) -> None:
     logged = b"".join(path.read_bytes() for path in running.settings.log_dir.iterdir())
     for secret in (token, token.split(".")[2], pin, "a sentence that must not be logged"):
         assert secret.encode() not in logged
-    for line in (running.settings.log_dir / "vault-0.log").read_text().splitlines():
-        json.loads(line)
+    lines = [json.loads(line) for line in (running.settings.log_dir / "log.log").read_text().splitlines()]
+    lines += [json.loads(line) for line in (running.settings.log_dir / "vault-0.log").read_text().splitlines()]
+    assert "log_opened" in [line["event"] for line in lines]
 
 
 def test_vault_and_log_talk_to_nobody_but_their_own(running: Installation, voice: str) -> None:
@@ -155,7 +156,11 @@ def test_vault_and_log_talk_to_nobody_but_their_own(running: Installation, voice
     for table in ("tcp", "tcp6", "udp", "udp6", "raw", "raw6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             network.add(f"socket:[{line.split()[9]}]")
-    for pid in running.pid_of("service.vault") + running.pid_of("service.log"):
+    vaults, logs = running.pid_of("service.vault"), running.pid_of("service.log")
+    assert vaults
+    assert logs
+    assert network
+    for pid in vaults + logs:
         links = {str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()}
         assert not links & network
         assert not [link for link in links if "telemetry" in link.lower() or "onnxruntime.db" in link]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -30,6 +31,25 @@ def test_fields_named_like_secrets_are_removed_at_any_depth():
         "facts": {"so_pin": REMOVED, "n": 1},
         "raw": REMOVED,
     }
+
+
+def test_which_key_was_refused_or_took_over_is_there_to_read():
+    heard = "from keyvault.events import KeyEvent\nfrom service.vault.hsm_events import HsmEvents\n"
+    [line] = said_by(
+        heard + "HsmEvents().hear(KeyEvent('hsm.use_refused', {'key': 'token-signer', 'use': 'sign', 'place': 'read'}))"
+    )
+    assert (line["event"], line["of"], line["use"], line["place"]) == ("hsm_use_refused", "token-signer", "sign", "read")
+
+
+def test_no_line_of_ours_names_a_field_that_would_be_removed():
+    lost = []
+    for package in ("service", "keyvault", "policies", "synth", "voiceprints"):
+        for path in (ROOT / package).rglob("*.py"):
+            for call in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)):
+                if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name) and call.func.value.id == "_log":
+                    named = {word.arg: "x" for word in call.keywords if word.arg}
+                    lost += [(path.name, name) for name, said in without_secrets(None, "info", named).items() if said == REMOVED]
+    assert lost == []
 
 
 def test_a_logged_exception_shows_no_local_variable():

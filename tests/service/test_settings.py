@@ -59,6 +59,11 @@ def test_an_unknown_name_is_refused_with_the_nearest_one():
         ("BROWSER_ORIGINS", "http://secret.example"),
         ("BROWSER_ORIGINS", "http://localhost.secret.example"),
         ("DATABASE_URL", "postgresql+psycopg://me:secret@db/glottis"),
+        ("DATABASE_URL", "postgresql+psycopg://me@db/glottis?password=secret"),
+        ("DATABASE_URL", "postgresql+psycopg://me@db/glottis?application_name=a&p%61ssword=secret"),
+        ("DATABASE_URL", "postgresql+psycopg://me@db/glottis?sslkey=k&sslpassword=secret"),
+        ("DATABASE_URL", "postgresql+psycopg://me:secret@[db/glottis"),
+        ("DATABASE_URL", "host=db user=me password=secret"),
     ],
 )
 def test_values_that_do_not_hold_are_refused_without_being_repeated(name, value):
