@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from math import ceil
 
 from starlette.responses import JSONResponse
 
@@ -70,14 +71,32 @@ def status_of(code: str) -> int:
     return STATUS.get(code, 500)
 
 
-def problem(code: str, message: str, fix: str, *, extra: Mapping[str, object] | None = None) -> JSONResponse:
-    """The answer for a refusal. `extra` holds measured values and thresholds, never input."""
+def public_message(code: str, error: Exception) -> str:
+    """What a caller may read of an error of ours. What a recording or a text lacks says so in full, with limits of ours.
+
+    What is no fault of the caller's (5xx) says the first line of its docstring alone: its own words name files, hashes, keys.
+    """
+    return str(error) if status_of(code) < 500 else fixed_message(code, error)
+
+
+def fixed_message(code: str, error: Exception) -> str:
+    """The first line of the error's docstring."""
+    return (type(error).__doc__ or code).strip().splitlines()[0]
+
+
+def problem(
+    code: str, message: str, fix: str, *, extra: Mapping[str, object] | None = None, retry_after_s: float | None = None
+) -> JSONResponse:
+    """The answer for a refusal. `extra` holds measured values and thresholds, never input.
+
+    `retry_after_s`: when to come again, where that is known better than by RETRY_AFTER_S.
+    """
     status = status_of(code)
     kind = _KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
     error = {"code": code, "message": message, "fix": fix, "type": kind, "param": None, **(extra or {})}
     headers = {"Cache-Control": "no-store"}
     if code in RETRY_AFTER_S:
-        headers["Retry-After"] = str(RETRY_AFTER_S[code])
+        headers["Retry-After"] = str(RETRY_AFTER_S[code] if retry_after_s is None else ceil(retry_after_s))
     if code in _WINDOWS_S:
         headers["Retry-After"] = str(_WINDOWS_S[code] - int(time.time()) % _WINDOWS_S[code])
     if status in (401, 403, 429):

@@ -19,7 +19,7 @@ class TextRefused(SynthError):
     """This text cannot be spoken."""
 
     code = "unspeakable"
-    fix = "Send English text in Latin letters; `skipped` in an answer names what could not be voiced."
+    fix = "Send English text in Latin letters; an answer counts what could not be voiced (X-Glottis-Skipped)."
 
 
 class EmptyInput(TextRefused):
@@ -88,7 +88,7 @@ class Busy(SynthError):
     """All places are taken; nothing of this request was used up."""
 
     code = "busy"
-    fix = "Send the same request again after `retry_after_s`."
+    fix = "Send the same request again after the seconds in Retry-After."
 
     def __init__(self, retry_after_s: float) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class Busy(SynthError):
 class TurnLate(Busy):
     """The turn to speak did not come in time."""
 
-    fix = "Fetch a fresh token and send the request again after `retry_after_s`."
+    fix = "Fetch a fresh token and send the request again after the seconds in Retry-After."
 
 
 class Cancelled(SynthError):

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
+from starlette.responses import Response
 
 from service import frames
+from service.problems import problem, public_message
 from service.shapes import MAX_RECORDINGS, MAX_UPLOAD_BYTES
 from voiceprints.decoding import RATE, decode
 from voiceprints.errors import VoiceprintError
 
 MAX_SECONDS = 300
 """Of all recordings of one upload together."""
+WAIT_SECONDS = 5.0
+"""How long an upload waits unread for room: well below the time after which its connection is cut (`tls.BODY_SECONDS`)."""
 
 
 class UploadRefused(Exception):
@@ -30,18 +35,39 @@ class _InMemory(MultiPartParser):
     spool_max_size = MAX_UPLOAD_BYTES + 1
 
 
-async def framed(request: Request, limit: int = MAX_UPLOAD_BYTES) -> AsyncIterator[bytes]:
+async def in_turn(
+    request: Request,
+    carry: Callable[[AsyncIterator[bytes]], Awaitable[Response]],
+    limit: int = MAX_UPLOAD_BYTES,
+    *,
+    slots: tuple[asyncio.Semaphore, ...] = (),
+) -> Response:
+    """What `carry` answers to this upload's frame, as soon as there is room for it: in `slots`, and in the edge worker.
+
+    Few uploads are in memory at a time, however many come: each may be MAX_UPLOAD_BYTES and MAX_SECONDS of samples. Where there
+    is no room for WAIT_SECONDS the answer is `busy`: nothing was read, and neither token nor ticket is used.
+    """
+    async with AsyncExitStack() as room:
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                for slot in (*slots, request.app.state.uploads):
+                    await room.enter_async_context(slot)
+        except TimeoutError:
+            return problem("busy", "Too many uploads at once; nothing of this one was read.", "Send it again.")
+        return await carry(_framed(request, limit, room))
+
+
+async def _framed(request: Request, limit: int, room: AsyncExitStack) -> AsyncIterator[bytes]:
     """The upload as a frame, of a body of at most `limit` bytes. It starts when the first byte is asked for, so the headers are
     already at the vault."""
     frame: frames.Upload | frames.Refused
-    # Few uploads in memory at a time, however many come: each may be MAX_UPLOAD_BYTES and MAX_SECONDS of samples.
-    async with request.app.state.uploads:
+    async with room:  # free for the next one as soon as the last byte is on its way
         try:
             frame = await _upload(request, limit)
         except UploadRefused as refusal:
             frame = refusal.refusal
         except VoiceprintError as error:
-            frame = frames.Refused(error.code, str(error), error.fix)
+            frame = frames.Refused(error.code, public_message(error.code, error), error.fix)
         for chunk in frames.pack(frame):
             yield chunk
 

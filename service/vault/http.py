@@ -312,7 +312,7 @@ async def _plain(_: Request, error: Exception) -> Response:
 async def _refused(request: Request, error: Exception) -> Response:
     known = refusal_of(error)
     assert known is not None
-    answer = problem(known.code, str(known), known.fix, extra=known.extra)
+    answer = problem(known.code, str(known), known.fix, extra=known.extra, retry_after_s=known.retry_after_s)
     if isinstance(error, NonceRequired):
         answer.headers["DPoP-Nonce"] = error.nonce
         if request.url.path == _TOKEN_PATH:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
 
+from service.edge import uploads
 from service.problems import STATUS, certificate_required, problem
 from service.refusals import refusal_of
 
@@ -51,6 +57,54 @@ def test_details_of_keys_and_rows_stay_inside() -> None:
     assert refusal is not None
     assert str(refusal) == "No such key version."
     assert refusal_of(ValueError("anything else")) is None
+
+
+def test_what_is_our_own_fault_says_its_fixed_message_alone() -> None:
+    from synth.errors import Busy, ModelRefused, TextTooLong
+    from voiceprints.errors import AudioTooLong, DecoderUnavailable
+
+    for error in (DecoderUnavailable("could not be started: [Errno 13] /opt/secret"), ModelRefused("sha256 secret")):
+        refusal = refusal_of(error)
+        assert refusal is not None
+        assert (str(refusal), refusal.code) == (str(type(error)()), error.code)
+    for limit in (TextTooLong("one request may hold 4000"), AudioTooLong("longer than 60 seconds")):
+        assert str(refusal_of(limit)) == str(limit)
+    busy = refusal_of(Busy(20.4))
+    assert busy is not None
+    answer = problem(busy.code, str(busy), busy.fix, retry_after_s=busy.retry_after_s)
+    assert answer.headers["retry-after"] == "21"
+    assert "Retry-After" in busy.fix
+
+
+def test_an_upload_without_room_is_answered_busy_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "WAIT_SECONDS", 0.01)
+    carried: list[int] = []
+
+    async def scene() -> tuple[int, int, int]:
+        app = SimpleNamespace(state=SimpleNamespace(uploads=asyncio.Semaphore(1)))
+        request = Request({"type": "http", "app": app, "headers": []})
+        leave = asyncio.Event()
+
+        async def carry(body: AsyncIterator[bytes]) -> Response:
+            chunks = [len(chunk) async for chunk in body]
+            carried.append(len(chunks))
+            assert not app.state.uploads.locked()  # while the vault works, the next upload may come
+            return Response()
+
+        async def slow(_: AsyncIterator[bytes]) -> Response:
+            await leave.wait()
+            return Response(status_code=204)
+
+        first = asyncio.create_task(uploads.in_turn(request, slow))
+        await asyncio.sleep(0)
+        refused = await uploads.in_turn(request, carry)
+        assert carried == []
+        leave.set()
+        done = await first
+        return refused.status_code, done.status_code, (await uploads.in_turn(request, carry)).status_code
+
+    assert asyncio.run(scene()) == (503, 204, 200)
+    assert carried == [1]
 
 
 def test_a_page_without_a_certificate_reads_which_setting_lets_it_call() -> None:

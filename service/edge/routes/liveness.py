@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Path
@@ -10,7 +11,7 @@ from starlette.responses import Response
 
 from service.edge.routes.answers import CLIENT, HEARD, PROBLEMS
 from service.edge.routes.voices import AUDIO, form
-from service.edge.uploads import framed
+from service.edge.uploads import in_turn
 from service.shapes import LivenessAnswer, LivenessPass, LivenessRequest
 
 router = APIRouter(tags=["liveness"])
@@ -34,5 +35,4 @@ async def ask(request: Request, body: LivenessRequest) -> Response:
 )
 async def hear(request: Request, challenge: Challenge) -> Response:  # noqa: ARG001 — the vault reads it from the path
     """The recording in which the speaker says the digits. A pass for one token within another minute, or a refusal."""
-    answer: Response = await request.app.state.relay.forward(request, framed(request))
-    return answer
+    return await in_turn(request, partial(request.app.state.relay.forward, request))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -10,7 +11,7 @@ from starlette.responses import Response
 
 from service.edge.routes.answers import CLIENT, HEARD, PROBLEMS, TICKET
 from service.edge.routes.voices import AUDIO, NAME, form
-from service.edge.uploads import framed
+from service.edge.uploads import in_turn
 from service.problems import problem
 from service.shapes import UploadAnswer, UploadRequest, VoiceAnswer
 
@@ -45,6 +46,5 @@ async def enrol(request: Request) -> Response:
     limit = int(json.loads(bytes(known.body))["max_bytes"])
     if int(request.headers.get("content-length", "0")) > limit:
         return problem("too_large", "The upload is too large.", f"This ticket is for at most {limit} bytes.")
-    async with request.app.state.ticket_uploads:
-        answer: Response = await relay.carry(request, headers, framed(request, limit))
-    return answer
+    slots = (request.app.state.ticket_uploads,)
+    return await in_turn(request, partial(relay.carry, request, headers), limit, slots=slots)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from uuid import UUID
 
 from fastapi import APIRouter, Depends
@@ -9,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service.edge.routes.answers import CLIENT, HEARD, OPENING, PROBLEMS, READING
-from service.edge.uploads import framed
+from service.edge.uploads import in_turn
 from service.shapes import MAX_RECORDINGS, BandAnswer, ConsentAnswer, ConsentRequest, ErasureAnswer, VoiceAnswer, VoiceList
 
 router = APIRouter(tags=["voices"])
@@ -50,8 +51,7 @@ async def record_consent(request: Request, body: ConsentRequest) -> Response:
 )
 async def enrol(request: Request) -> Response:
     """Enrol a speaker from one to ten recordings under the consent that the token names."""
-    answer: Response = await request.app.state.relay.forward(request, framed(request))
-    return answer
+    return await in_turn(request, partial(request.app.state.relay.forward, request))
 
 
 @router.get("/v1/voices", response_model=VoiceList, responses=PROBLEMS, openapi_extra=READING)
@@ -88,5 +88,4 @@ async def erase(request: Request) -> Response:
 )
 async def verify(request: Request) -> Response:
     """Is this recording the voice's speaker? Answers with a band."""
-    answer: Response = await request.app.state.relay.forward(request, framed(request))
-    return answer
+    return await in_turn(request, partial(request.app.state.relay.forward, request))
