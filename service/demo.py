@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import wave
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -40,7 +41,8 @@ from voiceprints.encoder import Encoder
 SPEECH = Path(__file__).parent.parent / "examples" / "speech"
 SPEAKER, ANOTHER = "1998", "2033"
 TEXT = "My voice is my own. It opens only for the key."
-_START_S, _STOP_S = 60.0, 15.0
+_START_S, _STOP_S = 180.0, 15.0
+"""The first start makes tokens, two databases and the first master; a stop is given 12 s by the supervisor."""
 
 
 @dataclass(frozen=True)
@@ -248,12 +250,23 @@ def _started(settings: Settings, transcript: Transcript) -> Iterator[int]:
 
 def _await_ready(up: subprocess.Popen[bytes]) -> None:
     assert up.stdout is not None
-    said = b""
-    for line in up.stdout:
-        said = line
-        if b"serving" in line:
-            return
-    raise DemoFailed(f"glottis up ended: {said.decode(errors='replace').strip()}", fix="Run `glottis doctor`.")
+    said, late = b"", threading.Event()
+
+    def give_up() -> None:
+        late.set()
+        up.kill()
+
+    timer = threading.Timer(_START_S, give_up)
+    timer.start()
+    try:
+        for line in up.stdout:
+            said = line
+            if b"serving" in line:
+                return
+    finally:
+        timer.cancel()
+    how = f"did not serve within {_START_S:.0f} s" if late.is_set() else "ended"
+    raise DemoFailed(f"glottis up {how}: {said.decode(errors='replace').strip()}", fix="Run `glottis doctor`.")
 
 
 def _stop(up: subprocess.Popen[bytes]) -> None:

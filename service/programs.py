@@ -132,7 +132,7 @@ class _Sites:
         argv = [sys.executable, "-P", "-m", "service.cli.main", "up"]
         ready = partial(unix_serves, second.admin_socket)
         officer, descriptors = self.installation.isolation.officer, [self.other.fileno()]
-        ends = ((signal.SIGTERM, 12.0),)
+        ends = ((signal.SIGTERM, 12.0),)  # its own stages are given 11.5 s together, as this site's are
         return [Program("site-b", argv, officer, environ, ready, (), descriptors, stop_signals=ends, vital=False)]
 
 

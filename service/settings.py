@@ -197,9 +197,6 @@ class Settings:
     def pin_file(self, token: str) -> Path:
         return self.token_dir(token) / "pin"
 
-    def token_conf(self, token: str) -> Path:
-        return self.token_dir(token) / "softhsm2.conf"
-
     @property
     def checkpoint_file(self) -> Path:
         """The log's own copy of its newest checkpoint, outside the database."""
@@ -323,7 +320,7 @@ def _check(settings: Settings) -> None:
                 _is_origin(origin) or _LOCAL_ORIGIN.fullmatch(origin) for origin in settings.origins
             ),
             "GLOTTIS_PUBLIC_BASE_URL must be https://host[:port] and nothing more": _is_origin(settings.public_base_url),
-            "GLOTTIS_DATABASE_URL must be a URL that holds no password: put the whole into GLOTTIS_DATABASE_URL_FILE": _names_no_password(
+            "GLOTTIS_DATABASE_URL must be a URL without password: put it into GLOTTIS_DATABASE_URL_FILE": _names_no_password(
                 settings.database_url
             ),
         }

@@ -67,7 +67,7 @@ class Program:
     before: Callable[[], None] = _nothing
     death_signal: int = signal.SIGKILL
     stop_signals: Sequence[tuple[int, float]] = ((signal.SIGTERM, 2.5),)
-    """Signals to stop it with, and how long each is given; SIGKILL follows."""
+    """Signals to stop it with, and how long each is given; SIGKILL follows. One that is not vital has the first alone."""
     replaceable: bool = False
     """Whether it may ask for a successor, on a pipe that `GLOTTIS_SUPERVISOR_FD` names (`service/vault/leaving.py`)."""
     vital: bool = True
@@ -130,12 +130,20 @@ class Supervisor:
                 self._tend()
 
     def stop(self) -> None:
-        """Stop every program, last stage first. No process is left when it returns, within ten seconds."""
+        """Stop every program, last stage first. No process is left when it returns.
+
+        What is not vital is asked at once, and takes its time beside the others: this takes at most what all stages are given
+        together, or what such a program is given, whichever is longer.
+        """
+        beside = [child for stage in self._stages for child in stage if not child.program.vital and child.process is not None]
+        deadline = time.monotonic() + _asked(beside, 0)
         for stage in reversed(self._stages):
             both = [*stage, *(child.heir for child in stage if child.heir is not None)]
-            _stop_together([child for child in both if child.process is not None])
+            _stop_together([child for child in both if child.process is not None and child.program.vital])
             for child in both:
                 _close_words(child)
+        _wait([child.process for child in beside if child.process is not None], deadline)
+        _end(beside)
         for process, _ in self._leaving:
             process.kill()
             process.wait()
@@ -316,13 +324,23 @@ def _pause(seconds: float) -> None:
 def _stop_together(children: Sequence[_Child]) -> None:
     for step in range(max((len(child.program.stop_signals) for child in children), default=0)):
         running = [child for child in children if child.process is not None and child.process.poll() is None]
-        deadline = time.monotonic()
-        for child in running:
-            if child.process is not None and step < len(child.program.stop_signals):
-                how, seconds = child.program.stop_signals[step]
-                child.process.send_signal(how)
-                deadline = max(deadline, time.monotonic() + seconds)
+        deadline = time.monotonic() + _asked(running, step)
         _wait([child.process for child in running if child.process is not None], deadline)
+    _end(children)
+
+
+def _asked(children: Sequence[_Child], step: int) -> float:
+    """Ask each to stop by its signal of this step; how many seconds they are given for it."""
+    longest = 0.0
+    for child in children:
+        if child.process is not None and step < len(child.program.stop_signals):
+            how, seconds = child.program.stop_signals[step]
+            child.process.send_signal(how)
+            longest = max(longest, seconds)
+    return longest
+
+
+def _end(children: Sequence[_Child]) -> None:
     for child in children:
         if child.process is not None:
             child.process.kill()

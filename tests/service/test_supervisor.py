@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from service import demo
 from service import supervisor as module
 from service.errors import ProcessFailed
 from service.isolation import Account
@@ -238,3 +239,34 @@ def test_one_that_is_not_vital_ends_nothing_and_is_tried_again(supervisor, tmp_p
         "other will not stay up (wrong PIN); trying it again now and then"
     ]
     assert "main" in supervisor.pids()
+
+
+def test_what_is_not_vital_stops_beside_the_others(supervisor, tmp_path):
+    mark, slow = tmp_path / "mark", "trap 'sleep 0.6; exit 0' TERM; "
+    second = program("site-b", slow + "while :; do sleep 0.05; done", vital=False, stop_signals=((signal.SIGTERM, 5.0),))
+    supervisor.begin([second])
+    supervisor.start([program("worker", f"trap 'sleep 0.6; exit 0' TERM; touch {mark}; while :; do sleep 0.05; done", mark.exists)])
+    time.sleep(0.1)
+    pids, began = supervisor.pids(), time.monotonic()
+    supervisor.stop()
+    assert time.monotonic() - began < 1.1, "one after the other takes 1.2 s"
+    assert all(gone(pid) for pid in pids.values())
+
+
+def test_one_that_is_not_vital_is_killed_after_its_time(supervisor):
+    supervisor.start(
+        [program("site-b", "trap '' TERM; while :; do sleep 0.05; done", vital=False, stop_signals=((signal.SIGTERM, 0.2),))]
+    )
+    time.sleep(0.1)
+    pids = supervisor.pids()
+    supervisor.stop()
+    assert gone(pids["site-b"])
+
+
+def test_the_demo_waits_for_a_start_no_longer_than_it_says(monkeypatch):
+    monkeypatch.setattr(demo, "_START_S", 0.2)
+    up = subprocess.Popen(["/bin/sleep", "60"], stdout=subprocess.PIPE)
+    with pytest.raises(demo.DemoFailed, match="did not serve within"):
+        demo._await_ready(up)
+    assert up.wait(5) == -signal.SIGKILL
+    up.stdout.close()
