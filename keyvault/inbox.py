@@ -26,7 +26,7 @@ from keyvault.sync.errors import (
 )
 from keyvault.sync.roster import Roster
 from keyvault.sync.signatures import Sign, Verify
-from keyvault.sync.store import lasting
+from keyvault.sync.store import lasting, reading
 
 DONE, CANCELLED = "done", "cancelled"
 
@@ -120,7 +120,7 @@ class Inbox:
 
     def all(self) -> list[Standing]:
         """Every request, oldest first, each with its signatures checked against the roster in force."""
-        with self._parts.database.begin() as transaction:
+        with reading(self._parts.database) as transaction:
             stored = self._store.requests(transaction)
         roster, now = self._parts.roster(), self._parts.clock()
         return [self._standing(found, roster, now) for found in stored]

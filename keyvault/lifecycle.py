@@ -23,6 +23,7 @@ from keyvault.rings import Rings
 from keyvault.states import KeyState, require_step
 from keyvault.store import KeyStore
 from keyvault.sync.statement import DESTROY, destruction_subject
+from keyvault.sync.store import lasting, reading
 
 DEFAULT_DELAY = timedelta(days=7)
 APPROVALS_LAST = timedelta(days=14)
@@ -151,7 +152,7 @@ class Lifecycle:
     def versions(self, ring: str | None = None) -> list[Version]:
         """Every version of the ring, or of all rings. Raises RecordTampered, and KeyNotFound for a ring that is none."""
         held = self._hsm.held()
-        with self._database.begin() as transaction:
+        with reading(self._database) as transaction:
             found: list[Version] = []
             for name in [ring] if ring else self._store.rings(transaction):
                 keys, rows = self._store.references(transaction, name), self._rings.versions(transaction, name)
@@ -166,7 +167,7 @@ class Lifecycle:
 
     def resume(self, master: RingMaster, reason: str) -> None:
         """End a suspension: it serves again. Raises KeyStateForbids unless it is suspended."""
-        with self._database.begin() as transaction:
+        with reading(self._database) as transaction:
             state = self._rings.version(transaction, master).state
         if state is not KeyState.SUSPENDED:
             raise KeyStateForbids(f"{master.label} is {state}, not suspended")
@@ -182,7 +183,7 @@ class Lifecycle:
 
     def _change(self, master: RingMaster, state: KeyState, reason: str) -> None:
         said = _require_reason(reason)
-        with self._database.begin() as transaction:
+        with reading(self._database) as transaction:
             found = self._rings.version(transaction, master)
         if found.state is state:
             return
@@ -200,7 +201,7 @@ class Lifecycle:
         said, now = _require_reason(reason), self._clock()
         if delay < self._least_delay:
             raise DelayTooShort(f"{_hours(delay)} hours are less than the {_hours(self._least_delay)} that are set")
-        with self._database.begin() as transaction:
+        with reading(self._database) as transaction:
             found = self._rings.version(transaction, master)
             require_step(found.state, KeyState.DESTROYED)
         if found.destroy_at is not None:
@@ -218,7 +219,7 @@ class Lifecycle:
         Raises NothingPending, ReasonMissing.
         """
         said = _require_reason(reason)
-        with self._database.begin() as transaction:
+        with reading(self._database) as transaction:
             found = self._rings.version(transaction, master)
         scheduled = found.destroy_at is not None and found.state is not KeyState.DESTROYED
         # The signatures go first: whatever happens next, a time without them destroys nothing.
@@ -231,14 +232,14 @@ class Lifecycle:
 
     def destroy_due(self, now: datetime) -> list[Ended]:
         """Carry out every destruction whose time has come; one that cannot be yet stays due and says why."""
-        with self._database.begin() as transaction:
+        with reading(self._database) as transaction:
             rows = [row for ring in self._store.rings(transaction) for row in self._rings.versions(transaction, ring)]
         due = [row for row in rows if row.destroy_at is not None and row.destroy_at <= now and row.state is not KeyState.DESTROYED]
         return [self._end(row, now) for row in due]
 
     def _end(self, row: RingVersion, now: datetime) -> Ended:
         master = RingMaster(row.ring, row.version)
-        with self._database.begin() as transaction:
+        with reading(self._database) as transaction:
             keys = self._store.references(transaction, row.ring).get(row.version, 0)
         if keys:
             return Ended(master, "key_still_referenced", f"{keys} keys are still wrapped under {master.label}")
@@ -265,7 +266,7 @@ class Lifecycle:
         facts: dict[str, str | int] = {"ring": old.ring, "version": old.version, "reason": reason}
         due = destroy_at or old.destroy_at
         assert due is not None
-        with self._database.begin() as transaction:
+        with lasting(self._database) as transaction:
             self._store.replace_ring_version(transaction, old, changed)
             self._recorder.record(transaction, KeyEvent(action, facts | {"destroy_at": due.isoformat()}))
 

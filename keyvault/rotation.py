@@ -26,6 +26,7 @@ from keyvault.records import Move, RecordMac, RingVersion, WrappedKey
 from keyvault.rings import Rings
 from keyvault.states import KeyState, KeyUse, require_use
 from keyvault.store import KeyStore
+from keyvault.sync.store import lasting, reading
 
 PAGE = 500
 """Rows of one page: one event, one UPDATE, and as much work as a kill can undo."""
@@ -125,7 +126,7 @@ class Rewrapping:
         Raises KeyNotFound, KeyStateForbids, RecordTampered, HsmUnavailable: also where the ring's newest version may not
         serve, for nothing may then be wrapped at all.
         """
-        with self._database.begin() as transaction:
+        with reading(self._database) as transaction:
             known = self._rings.known(transaction)
             if set(known) - set(self._hsm.masters()):  # made since this process looked into the token
                 self._hsm.refresh(known, ())
@@ -164,7 +165,7 @@ class Rewrapping:
         """Move every key of `part`, at most `rate` a second, until a pass finds nothing more; `tell` hears of each page.
 
         Durable page by page. A row that cannot be moved is named in the outcome and passed over. Raises HsmUnavailable, what
-        refuses the target from then on (KeyStateForbids, …), and the database's errors: what was told stands, the rest is
+        refuses the target from then on (KeyStateForbids, …), and SyncStoreUnavailable: what was told stands, the rest is
         left for the next run.
         """
         outcome, pace = Outcome(), _Pace(rate, self._clock, self._sleep)
@@ -204,7 +205,7 @@ class Rewrapping:
                 settle(written[0], written[1].result())
 
     def _read(self, walk: _Walk, first: UUID) -> list[WrappedKey]:
-        with self._database.begin() as transaction:
+        with reading(self._database) as transaction:
             return self._store.keys_under(transaction, walk.source, first, walk.part.last, walk.limit)
 
     def _wrapped(self, keys: Sequence[WrappedKey], walk: _Walk) -> _Page:
@@ -231,7 +232,7 @@ class Rewrapping:
         """Make a page durable, with its event; returns how many rows moved: those that nobody else changed."""
         facts: dict[str, str | int] = {"ring": walk.target.ring, "from": walk.source.version, "to": walk.target.version}
         facts |= {"first": str(page.rows[0].ref.id), "last": str(page.rows[-1].ref.id), "bad": len(page.bad)}
-        with self._database.begin() as transaction:
+        with lasting(self._database) as transaction:
             self._require_serving(transaction, walk.target)
             moved = self._store.move_keys(transaction, walk.target, page.moves) if page.moves else 0
             self._recorder.record(transaction, KeyEvent("keys.rewrapped", facts | {"keys": moved}))

@@ -26,7 +26,7 @@ from keyvault.lifecycle import Lifecycle, Officers, Version
 from keyvault.records import RecordMac, canonical
 from keyvault.rotation import Part, Rewrapping
 from keyvault.states import KeyState
-from keyvault.sync.store import ScheduleRow, ScheduleStore
+from keyvault.sync.store import ScheduleRow, ScheduleStore, lasting, reading
 
 ROTATE = "keys.rotate"
 """The kind of request that asks officers for a ring's next version; the ceremony is their answer."""
@@ -123,19 +123,19 @@ class Schedules:
 
     def all(self) -> list[Schedule]:
         """Every schedule, by name. Raises RecordTampered."""
-        with self._database.begin() as transaction:
+        with reading(self._database) as transaction:
             return [Schedule.of(row) for row in self._rows(transaction).values()]
 
     def put(self, schedule: Schedule) -> None:
         """Set it; one of that name is replaced, and starts anew. Raises KeyNotFound for a ring that is none."""
         self._lifecycle.versions(schedule.ring)
-        with self._database.begin() as transaction:
+        with lasting(self._database) as transaction:
             self._store.put_schedule(transaction, schedule.row(self._mac), self._rows(transaction).get(schedule.name))
             self._recorder.record(transaction, KeyEvent("schedule.set", _facts(schedule)))
 
     def remove(self, name: str) -> None:
         """End it. Raises ScheduleUnknown."""
-        with self._database.begin() as transaction:
+        with lasting(self._database) as transaction:
             if not self._store.remove_schedule(transaction, name):
                 raise ScheduleUnknown(f"there is no schedule {name!r}")
             self._recorder.record(transaction, KeyEvent("schedule.removed", {"name": name}))
@@ -192,7 +192,7 @@ class Schedules:
     def _note(self, done: Done, now: datetime) -> None:
         if done.what == "waiting":
             return
-        with self._database.begin() as transaction:
+        with lasting(self._database) as transaction:
             old = self._rows(transaction).get(done.due.schedule.name)
             if old is not None:
                 plan = Schedule.of(old)

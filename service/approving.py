@@ -25,6 +25,7 @@ from keyvault.sync.node import SiteNode
 from keyvault.sync.roster import Roster, SiteKey, machine
 from keyvault.sync.signatures import verify_p256
 from keyvault.sync.statement import Op, Proposal
+from keyvault.sync.store import reading
 from service.blast_radius import reached
 from service.sync.operator import Call
 
@@ -162,7 +163,7 @@ class ApprovalCommands:
         meaning = request.meaning()
         keys: dict[str, int] = {}
         store = KeyStore()
-        with self.node.parts.database.begin() as transaction:
+        with reading(self.node.parts.database) as transaction:
             for label in meaning.versions:
                 try:
                     master = RingMaster.named(label)

@@ -13,7 +13,7 @@ from service import bringup, holding, site_checks, step
 from service.audit_bundles import check_records
 from service.authority_checks import authorities
 from service.cli.exits import Exit, exit_for
-from service.errors import AlreadyRunning, StateFolderRefused
+from service.errors import AlreadyRunning, StateFolderRefused, own_code, words
 from service.findings import Finding
 from service.hsm_figures import hsm_finding, worker_figures
 from service.isolation import Account, Isolation, establish
@@ -66,7 +66,7 @@ def _try(part: str, look: Callable[[], str]) -> Finding:
         return Finding(part, "ok", look())
     except Exception as error:  # noqa: BLE001 — a doctor reports whatever is broken, and goes on to the next part
         mend = getattr(error, "mend", None) or getattr(error, "fix", "")
-        said = str(error) if hasattr(error, "code") else f"{type(error).__name__}: {error}"
+        said = str(error) if own_code(error) else words(error)
         return Finding(part, "fails", said, str(mend), exit_for(error))
 
 

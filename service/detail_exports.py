@@ -36,7 +36,7 @@ from keyvault.hsm import Hsm
 from keyvault.inbox import Inbox
 from keyvault.sync.errors import ApprovalMissing, SyncRefused
 from keyvault.sync.node import SiteNode
-from keyvault.sync.store import lasting
+from keyvault.sync.store import lasting, reading
 from policies.audit.details import Details
 from policies.audit.errors import RangeRefused
 from policies.audit.export import Range, export
@@ -70,7 +70,7 @@ class DetailCommands:
     def details_request(self, start: int, end: int, tenant: str, recipient: str, reason: str) -> dict[str, Any]:
         """File the request for entries [start, end) of one tenant, or (empty) of all. Raises RangeRefused, SealedBundleRefused."""
         parts = self.node.parts
-        with self.database.connect() as connection:
+        with reading(self.database) as connection:
             last = last_checkpoint(connection)
         if last is None or not 0 <= start < end <= last.size or end - start > MOST_ENTRIES:
             raise RangeRefused(f"entries {start} to {end}, at most {MOST_ENTRIES} at once")
@@ -109,7 +109,7 @@ class DetailCommands:
         """The bundle in the clear, and of how many entries it shows details."""
         database, shown = self.database, 0
         audit = AuditStore(database, self.hsm)
-        with database.begin() as transaction:
+        with reading(database) as transaction:
             wanted = Details(self.hsm).entries_of(transaction, tenant) if tenant else None
 
         def disclose(intent: UUID) -> Mapping[str, Any]:

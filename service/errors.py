@@ -4,6 +4,25 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+OWN_PACKAGES = frozenset({"service", "synth", "voiceprints", "policies", "keyvault"})
+
+
+def own_code(error: BaseException) -> str | None:
+    """The stable code of an error that one of our packages declares; None for any other.
+
+    An attribute `code` alone says nothing: SQLAlchemy's errors have one too, and their words hold statements and values.
+    """
+    ours = any(kind.__module__.partition(".")[0] in OWN_PACKAGES for kind in type(error).__mro__)
+    code = getattr(error, "code", None)
+    return code if ours and isinstance(code, str) else None
+
+
+def words(error: BaseException) -> str:
+    """What may be shown of an error that is none of ours: of the database's errors the kind alone, for they quote values."""
+    kind = type(error)
+    quotes = any(base.__module__.partition(".")[0] in ("sqlalchemy", "psycopg") for base in kind.__mro__)
+    return kind.__name__ if quotes else f"{kind.__name__}: {error}"
+
 
 class ServiceError(Exception):
     """Glottis could not do this."""

@@ -15,6 +15,8 @@ import structlog
 from structlog.tracebacks import ExceptionDictTransformer
 from structlog.typing import EventDict, WrappedLogger
 
+from service.errors import own_code
+
 SECRET_WORDS = frozenset(
     {"pin", "password", "secret", "token", "authorization", "dpop", "proof", "key", "jwt", "cookie", "url", "embedding"}
     | {"conditioning", "vector", "samples", "audio", "text", "input", "blob", "sealed", "score"}
@@ -62,11 +64,11 @@ def log_uncaught(kind: type[BaseException], error: BaseException, trace: Traceba
     """The last line of a process: what ended it, its stable code and what to do, the stack by file and line alone."""
     if issubclass(kind, KeyboardInterrupt):
         return
-    facts: dict[str, Any] = {"code": getattr(error, "code", "unexpected"), "fix": getattr(error, "mend", getattr(error, "fix", ""))}
-    known = hasattr(error, "code")
+    known = own_code(error)
+    facts: dict[str, Any] = {"code": known or "unexpected", "fix": getattr(error, "mend", getattr(error, "fix", ""))}
     # The words of an error that is none of ours may quote what it choked on.
     event = str(error) if known else kind.__name__
-    if not known:
+    if known is None:
         facts["stack"] = _stack(trace)
     structlog.get_logger().critical(event, **facts)
 

@@ -32,7 +32,13 @@ def connect(url: str, *, site_wide: bool = False) -> Database:
     """
     arguments = {"options": SITE_WIDE} if site_wide else {}
     return create_engine(
-        url, pool_size=POOL_SIZE, max_overflow=POOL_SIZE, pool_pre_ping=True, pool_timeout=4.0, connect_args=arguments
+        url,
+        pool_size=POOL_SIZE,
+        max_overflow=POOL_SIZE,
+        pool_pre_ping=True,
+        pool_timeout=4.0,
+        hide_parameters=True,
+        connect_args=arguments,
     )
 
 

@@ -154,7 +154,9 @@ def _listen(child: subprocess.Popen[bytes], index: int, said: queue.SimpleQueue[
 def serving(settings: Settings) -> Iterator[tuple[Database, SiteHsm]]:
     """The vault's database role, a connection a thread, and the serving token. Raises what `serving_token` raises, and
     DatabaseUnavailable."""
-    database = create_engine(settings.role_url("vault"), pool_size=2, connect_args={"connect_timeout": 5, "options": SITE_WIDE})
+    database = create_engine(
+        settings.role_url("vault"), pool_size=2, hide_parameters=True, connect_args={"connect_timeout": 5, "options": SITE_WIDE}
+    )
     try:
         with serving_token(settings, database, Place.REWRAP) as hsm:
             yield database, hsm

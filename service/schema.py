@@ -69,7 +69,7 @@ LEAST_VECTOR = (0, 8)
 @contextmanager
 def opened(url: str | URL) -> Iterator[Engine]:
     """An engine without a pool, for administration, which sees all tenants' rows. Raises DatabaseUnavailable."""
-    engine = create_engine(url, poolclass=NullPool, connect_args={"connect_timeout": 5, "options": SITE_WIDE})
+    engine = create_engine(url, poolclass=NullPool, hide_parameters=True, connect_args={"connect_timeout": 5, "options": SITE_WIDE})
     try:
         yield engine
     except OperationalError as error:

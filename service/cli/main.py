@@ -12,6 +12,7 @@ import click
 
 from service.cli.exits import Exit, exit_for
 from service.cli.loading import loading
+from service.errors import own_code, words
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "up": ("service.cli.up", "Start everything and keep it running; Ctrl-C stops it."),
@@ -78,9 +79,9 @@ def say_json(facts: Mapping[str, Any]) -> None:
 
 def _report(error: Exception) -> Exit:
     """One message and one mend on standard error."""
-    if hasattr(error, "code"):
+    if code := own_code(error):
         # A step or process that failed counts as what ended it.
-        click.echo(f"glottis: {error} [{getattr(error, 'cause', error.code)}]", err=True)
+        click.echo(f"glottis: {error} [{getattr(error, 'cause', code)}]", err=True)
         mend = getattr(error, "mend", None) or getattr(error, "fix", None)
         if mend:
             click.echo(f"  To mend it: {mend}", err=True)
@@ -93,7 +94,8 @@ def _report(error: Exception) -> Exit:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     where = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else "an unknown place"
-    click.echo(f"glottis: unexpected {type(error).__name__} in {where}: {error}", err=True)
+    said = words(error).removeprefix(type(error).__name__)
+    click.echo(f"glottis: unexpected {type(error).__name__} in {where}{said}", err=True)
     click.echo("  To mend it: run `glottis doctor`; if it finds nothing, report this line.", err=True)
     return Exit.LOCAL
 

@@ -52,7 +52,7 @@ def stopping() -> Iterator[Wait]:
 def engine(url: str) -> Database:
     """A database whose connections answer within bounded time or fail."""
     options = "-c statement_timeout=60s -c lock_timeout=10s -c idle_in_transaction_session_timeout=60s -c synchronous_commit=on"
-    return create_engine(url, poolclass=NullPool, connect_args={"connect_timeout": 5, "options": options})
+    return create_engine(url, poolclass=NullPool, hide_parameters=True, connect_args={"connect_timeout": 5, "options": options})
 
 
 def run(sequencer: Callable[[], Sequencer], wait: Wait, outdated: Callable[[], bool] = lambda: False) -> None:

@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping
 
 import anyio.to_thread
 import structlog
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from service.errors import ArgumentRefused, ServiceError
+from service.errors import ArgumentRefused, DatabaseUnavailable, ServiceError, own_code
 from service.sync.arguments import Call as Call
 from service.sync.arguments import arguments, typed
 
@@ -43,8 +45,11 @@ def create_app(calls: Mapping[str, Call], ready: Callable[[], bool]) -> Starlett
 def _failed(error: Exception) -> Response:
     if isinstance(error, ServiceError):
         return _refusal(error.code, str(error), error.mend)
-    if hasattr(error, "code"):
-        return _refusal(str(error.code), str(error), str(getattr(error, "fix", "")))
+    if code := own_code(error):
+        return _refusal(code, str(error), str(getattr(error, "fix", "")))
+    if isinstance(error, OperationalError | PoolTimeout):
+        # Its words quote statements: the kind says enough.
+        return _refusal(DatabaseUnavailable.code, type(error).__name__, DatabaseUnavailable.fix)
     if isinstance(error, ValueError | OverflowError):
         # What is not a value of its kind (an id, a label, base64, a date) is refused where it is read, whichever command it is of.
         _log.warning("command_refused", exc_info=error)

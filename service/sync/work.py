@@ -18,6 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from keyvault.errors import KeyVaultError
 from policies.errors import PolicyError
+from service.errors import own_code
 from service.logs import log_uncaught
 
 PUMP_S = 0.2
@@ -26,6 +27,7 @@ COMPARE_S = 10.0
 """How often the sites compare themselves; also when what was left open is taken up again."""
 SHORTEST_S, LONGEST_S = 0.5, 8.0
 """How long a task that failed waits before it tries again, at first and at most."""
+_DOUBLINGS = 4  # from the shortest to the longest
 
 _log = structlog.get_logger()
 
@@ -57,16 +59,22 @@ def working(tasks: Sequence[Task]) -> Iterator[None]:
             thread.join(5.0)
 
 
+def _pause_after(failures: int) -> float:
+    """Seconds until the next try after that many failed ones; the power stays small, however long the fault lasts."""
+    return min(SHORTEST_S * 2.0 ** min(failures, _DOUBLINGS), LONGEST_S)
+
+
 def _repeat(task: Task, stop: Stop) -> None:
     failures, failing = 0, ""
     while True:
         try:
             pause = task.run()
         except (KeyVaultError, PolicyError, SQLAlchemyError) as error:
-            code = str(getattr(error, "code", type(error).__name__))
+            known = own_code(error)
+            code = known or type(error).__name__
             if code != failing:
-                _log.warning("work_interrupted", task=task.name, code=code, said=str(error) if hasattr(error, "code") else "")
-            failing, pause = code, min(SHORTEST_S * 2**failures, LONGEST_S)
+                _log.warning("work_interrupted", task=task.name, code=code, said=str(error) if known else "")
+            failing, pause = code, _pause_after(failures)
             failures += 1
         except BaseException as error:  # noqa: BLE001 — see below
             # Our own fault, and not for a thread to keep to itself: these are the process's last words.
