@@ -23,7 +23,7 @@ from service.schema import opened
 pytestmark = pytest.mark.timeout(300)
 
 TEXT = "Killed in between."
-UNAVAILABLE = {"vault_unavailable", "audit_unavailable", "busy"}
+UNAVAILABLE = {"vault_unavailable", "audit_unavailable", "sync_store_unavailable", "busy"}
 
 
 def spoken(client: VoiceClient, voice: str, token: str) -> str | None:
