@@ -1,7 +1,7 @@
 # Two commands do everything: `make demo` and `make test`. Both set up what they need first.
 export ORT_DISABLE_TELEMETRY = 1
 
-.PHONY: demo test soak lock setup setup-dev lint clean
+.PHONY: demo test soak bench lock setup setup-dev lint clean
 
 setup:
 	@python3 deploy/setup.py run
@@ -24,9 +24,10 @@ test: setup-dev lint
 soak: setup-dev
 	.venv/bin/pytest -m soak --timeout=1800
 
+bench: SHELL := /bin/bash
 bench: setup
 	mkdir -p bench/results
-	for name in hsm liveness speech tokens; do .venv/bin/python -m bench.$$name | tee bench/results/$$name.jsonl; done
+	set -eo pipefail; for name in hsm liveness speech tokens; do .venv/bin/python -m bench.$$name | tee bench/results/$$name.jsonl; done
 
 lock:
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url requirements/run.in -o requirements/run.txt

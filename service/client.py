@@ -1,7 +1,7 @@
 """A client of Glottis: mutual TLS, one DPoP key, and a fresh token for every call.
 
-Use it as it is, or as the shortest complete example of what a client has to do. It needs nothing but httpx and the keys in a
-client folder (`client.pem`, `client.key`, `dpop.key`, `ca.pem`, `client.json`), which `glottis clients add` makes.
+Use it as it is, or as the shortest complete example of what a client has to do. Beside this package it needs the keys in a
+client folder alone (`client.pem`, `client.key`, `dpop.key`, `ca.pem`, `client.json`), which `glottis clients add` makes.
 """
 
 from __future__ import annotations

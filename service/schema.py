@@ -112,7 +112,7 @@ def make_roles(connection: Connection, passwords: Mapping[str, str]) -> None:
 
 
 def migrate(owner_url: str) -> None:
-    """Bring the schema to its newest step and set the serving roles' rights. Nothing happens when both are so.
+    """Bring the schema to its newest step and give the serving roles exactly RIGHTS, each time anew.
 
     Raises DatabaseUnavailable, and DatabaseUnsuitable when server or pgvector are too old.
     """

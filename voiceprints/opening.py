@@ -86,7 +86,7 @@ class OpenVoices:
     def opened(self, voice: UUID, grant: Grant, *, scratch_bytes: int = SCRATCH_BYTES) -> Iterator[OpenVoice]:
         """Open `voice`, which the grant must name, to speak or to compare. Whatever happens in the block, it is wiped after.
 
-        The key record's MAC is checked_embedding first, the grant again at the moment of C_UnwrapKey. Raises GrantMismatch,
+        The key record's MAC is checked first, the grant again at the moment of C_UnwrapKey. Raises GrantMismatch,
         GrantExpired, VoiceprintMissing, VoiceprintsUnavailable, LockedMemoryExhausted, and from the key vault RecordTampered,
         KeyStateForbids, KeyNotFound, UnwrapRejected, SealBroken, HsmUnavailable. Nothing is open then.
         """

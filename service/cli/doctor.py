@@ -21,7 +21,8 @@ _MARKS = {"ok": "ok   ", "note": "note ", "fails": "FAILS"}
 def doctor(as_json: bool) -> None:
     """Check module, tokens, refusal probes, a real unwrap, database, models, isolation and processes; name each mend.
 
-    Ends with 0 if nothing fails; else 3 integrity, 2 HSM, 6 conflict, 1 this machine, 75 try again.
+    Ends with 0 if nothing fails; else with the gravest: 3 integrity, 2 HSM, 6 conflict, 4 refused, 1 this machine, 5 in part,
+    75 try again.
     """
     settings = Settings.load(os.environ)
     findings: list[Finding] = []

@@ -1,4 +1,4 @@
-"""`glottis policy propose`, `activate`, `reset`, `list` and `active`: which set of policies decides, and who may change it."""
+"""`glottis policy propose`, `activate`, `reset` and `list` (`--active`): which set of policies decides, and who may change it."""
 
 from __future__ import annotations
 
