@@ -73,11 +73,15 @@ def make(settings: Settings, postgres: EmbeddedPostgres | None, folder: Path) ->
     for _ in range(_TRIES):
         before = ask(settings, "status")
         _private(folder)
-        _dump(settings, postgres, folder / DUMP)
-        _pack(settings, folder / FILES)
-        after = ask(settings, "status")
-        if before["head"] == after["head"]:
-            return _sealed(settings, folder, after)
+        try:
+            _dump(settings, postgres, folder / DUMP)
+            _pack(settings, folder / FILES)
+            after = ask(settings, "status")
+            if before["head"] == after["head"]:
+                return _sealed(settings, folder, after)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)  # half a backup would only stand in the next one's way
+            raise
         shutil.rmtree(folder)
     raise BackupFailed("the sites changed their keys each time while the backup was made")
 

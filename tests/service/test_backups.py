@@ -13,8 +13,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from keyvault.approvals import Officer
 from keyvault.sync.roster import Roster, SiteKey
 from service import backups
-from service.errors import BackupRefused
+from service.errors import BackupFailed, BackupRefused
 from service.officers import OfficerKey
+from service.settings import Settings
 
 Change = Callable[[Path, OfficerKey], None]
 
@@ -48,6 +49,35 @@ def folder(tmp_path: Path, key: OfficerKey) -> Path:
         (tmp_path / name).write_bytes(name.encode() * 50)
     sealed(tmp_path, key)
     return tmp_path
+
+
+@pytest.mark.parametrize("step", ["_dump", "_pack", "_sealed"])
+def test_a_backup_that_fails_leaves_nothing_in_the_way_of_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    made = tmp_path / "backup"
+    whole = backups.Backup(made, "cluster-1", "a", 7, "ab", "2026-12-01", b"")
+
+    def written(*_: object) -> backups.Backup:
+        (made / backups.DUMP).write_bytes(b"rows")
+        return whole
+
+    def full(*_: object) -> None:
+        written()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(backups, "ask", lambda *_: {"head": "ab"})
+    for name in ("_dump", "_pack", "_sealed"):
+        monkeypatch.setattr(backups, name, full if name == step else written)
+    settings = Settings.load({"GLOTTIS_STATE_DIR": str(tmp_path / "state")})
+    with pytest.raises(OSError, match="No space left"):
+        backups.make(settings, None, made)
+    assert not made.exists()
+    monkeypatch.setattr(backups, step, written)
+    assert backups.make(settings, None, made) == whole
+    with pytest.raises(BackupFailed):  # the control: a whole one is never written over
+        backups.make(settings, None, made)
+    assert made.exists()
 
 
 def test_a_whole_backup_says_whose_it_is(folder: Path, roster: Roster) -> None:
