@@ -50,7 +50,8 @@ _TEMPORARY = (
     " peer_unheard peer_unavailable awaiting_sync stale_epoch sync_store_unavailable approvals_missing client_awaits_officers"
 )
 _LOCAL = (
-    "key_vault_error service_error settings_refused secret_refused state_folder_refused half_made part_missing process_failed step_failed"
+    "key_vault_error service_error settings_refused secret_refused state_folder_refused half_made part_missing"
+    " process_failed step_failed"
     " not_running nobody_answers demo_failed edge_self_test_failed database_unsuitable site_unfounded site_not_admitted"
     " argument_refused command_malformed invalid_authorization_details unsupported_grant_type hours_invalid consent_invalid"
     " voice_unknown consent_unknown key_version_not_found schedule_unknown schedule_invalid"

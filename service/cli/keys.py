@@ -8,28 +8,15 @@ from typing import Any
 
 import click
 
-from keyvault.hsm import DEFAULT_RING, RingMaster
+from keyvault.hsm import DEFAULT_RING
 from keyvault.states import KeyState
 from service.cli.asking import confirmed
 from service.cli.loading import loading
 from service.cli.output import json_option, say, say_awaiting
+from service.cli.versions import MasterType
 from service.errors import NothingToInstall
 from service.settings import Settings
 from service.sync.admin import ask
-
-
-class MasterType(click.ParamType[str]):
-    """`main/2` or `ring/main/2`; the command gets the label."""
-
-    name = "version"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        label = str(value) if str(value).startswith("ring/") else f"ring/{value}"
-        try:
-            return RingMaster.named(label).label
-        except ValueError:
-            self.fail(f"{value!r} is no version; one is written like main/2", param, ctx)
-
 
 _dry = click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
 _yes = click.option("--yes", is_flag=True, help="Do not ask.")
