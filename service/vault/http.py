@@ -124,6 +124,7 @@ class _Calls:
         broken = await self._run(self._vault.readiness)
         return JSONResponse({"status": "unready", "broken": broken} if broken else {"status": "ready"}, 503 if broken else 200)
 
+    @_at(Place.READYZ)
     async def figures(self, _: Request) -> Response:
         """For the operator on this host: no edge sends anybody here."""
         return JSONResponse(asdict(self._vault.hsm.figures))
