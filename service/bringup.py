@@ -21,7 +21,6 @@ from service import certificates, sites, step
 from service.embedded import SUPERUSER, EmbeddedPostgres, new_password
 from service.errors import HalfMade
 from service.holding import held as held
-from service.holding import require_running as require_running
 from service.isolation import Account, Isolation, establish
 from service.officers import read_roster
 from service.schema import LOG, OWNER, VAULT

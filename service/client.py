@@ -218,10 +218,6 @@ class VoiceClient:
         """One request with these headers over this client's certificate. Raises Refused."""
         return _checked(self._http.request(method, path, headers=dict(headers), **options))
 
-    def ready(self) -> bool:
-        """Whether the server can serve now. Raises httpx.HTTPError where it cannot be reached."""
-        return self._http.get("/readyz").is_success
-
     def _json(self, method: str, path: str, token: str, **options: Any) -> dict[str, Any]:
         found: dict[str, Any] = self.call(method, path, token, **options).json()
         return found

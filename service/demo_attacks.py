@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
 from sqlalchemy import text as sql
 
 from service import step
@@ -176,11 +175,3 @@ def _write(scene: Scene, statement: str) -> None:
         found = transaction.execute(sql(statement), {name: value for name, value in names.items() if f":{name}" in statement})
         if found.rowcount < 1:
             raise DemoFailed("the demo changed no row")
-
-
-def reachable(client: VoiceClient) -> bool:
-    """Whether the server is ready to serve."""
-    try:
-        return client.ready()
-    except httpx.HTTPError:
-        return False

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any, Self
 from uuid import UUID
 
-from cryptography import x509
-
 from keyvault.approvals import Officer
 from keyvault.hsm import KeyName
 from keyvault.sync.roster import Roster, SiteKey
@@ -193,8 +191,3 @@ def _holds(folder: Path, hosts: Sequence[str]) -> bool:
 def link_name(site: str, cluster: str) -> str:
     """The name in a site's link certificate, which the other end demands: no server and no client is ever called so."""
     return f"site-{site}.{cluster}"
-
-
-def link_ends(settings: Settings) -> datetime:
-    """When this site's link certificate ends. Raises OSError where there is none."""
-    return x509.load_pem_x509_certificate((settings.link_dir / "server.pem").read_bytes()).not_valid_after_utc

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float32]
-
-HEADER_BYTES = 44
-UNKNOWN_SIZE = 0xFFFFFFFF  # what a stream says of its length before it has ended
 
 
 def pcm16(samples: Array) -> bytes:
@@ -20,22 +17,13 @@ def pcm16(samples: Array) -> bytes:
     return whole.tobytes()
 
 
-def header(rate: int, data_bytes: int | None) -> bytes:
-    """The 44 bytes before the samples. `data_bytes` None: unknown, both sizes are 0xFFFFFFFF."""
-    riff = UNKNOWN_SIZE if data_bytes is None else 36 + data_bytes
-    data = UNKNOWN_SIZE if data_bytes is None else data_bytes
+def header(rate: int, data_bytes: int) -> bytes:
+    """The 44 bytes before the samples."""
     form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, rate, 2 * rate, 2, 16)
-    return struct.pack("<4sI4s", b"RIFF", riff, b"WAVE") + form + struct.pack("<4sI", b"data", data)
+    return struct.pack("<4sI4s", b"RIFF", 36 + data_bytes, b"WAVE") + form + struct.pack("<4sI", b"data", data_bytes)
 
 
 def wav(blocks: Iterable[Array], rate: int) -> bytes:
     """A whole file: one header with the right sizes, then every block."""
     data = b"".join(pcm16(block) for block in blocks)
     return header(rate, len(data)) + data
-
-
-def wav_stream(blocks: Iterable[Array], rate: int) -> Iterator[bytes]:
-    """The same as it comes: one header of unknown size, then each block; nothing follows the last sample."""
-    yield header(rate, None)
-    for block in blocks:
-        yield pcm16(block)

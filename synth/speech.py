@@ -41,11 +41,6 @@ class Facts:
     seconds: float
     skipped: tuple[str, ...] = field(repr=False)
 
-    @property
-    def complete(self) -> bool:
-        """Every sentence was handed out."""
-        return self.spoken == self.sentences
-
 
 class Spoken:
     """An iterator over blocks of samples, one a sentence; `facts` may be read at any time."""

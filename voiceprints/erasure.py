@@ -127,7 +127,7 @@ class Erasure:
         outlook = self._outlook(transaction, stone)
         return Erased(stone, outlook, before.keys, before.sealed_rows, details, True, findings)
 
-    def withdraw(self, transaction: Transaction, consent_id: UUID, *, tenant: str | None = None) -> tuple[Erased, ...]:
+    def withdraw(self, transaction: Transaction, consent_id: UUID) -> tuple[Erased, ...]:
         """The speaker withdrew: the consent ends, and every voice under it is erased, all at once. Idempotent.
 
         A consent's row that was changed outside allows nothing as it is; its voices are erased all the same. Raises
@@ -140,13 +140,7 @@ class Erasure:
         except AuthorityRowTampered:
             pass
         voices = sorted(self._policies.voice_ids(transaction, consent_id=consent_id))
-        return tuple(self.erase(transaction, voice, tenant=tenant) for voice in voices)
-
-    def drop(self, transaction: Transaction, voice: UUID) -> None:
-        """Forget what this site has of a voice that the other site erased, but for its keys. Idempotent."""
-        self._details.erase(transaction, voice)
-        self._voiceprints.replace(transaction, voice, ())
-        self._policies.forget_voice(transaction, voice)
+        return tuple(self.erase(transaction, voice) for voice in voices)
 
     def _outlook(self, transaction: Transaction, stone: Tombstone) -> Outlook | None:
         """None where the ring's rows do not carry their MACs: nothing can be said then."""

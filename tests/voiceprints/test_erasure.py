@@ -27,6 +27,7 @@ from keyvault.states import KeyState
 from keyvault.store import KeyStore, TombstoneStore, tombstone, wrapped_key
 from keyvault.tombstones import MISSING
 from policies.audit.checkpoint import LastCheckpoint, verifier_key
+from policies.audit.details import Details
 from policies.audit.export import export
 from policies.audit.sequencer import Sequencer
 from policies.audit.verify import Verifier
@@ -34,6 +35,7 @@ from policies.consent import ConsentState
 from policies.errors import AuditUnavailable, PolicyError, VoiceUnknown
 from policies.intents import Intent
 from policies.store import voice as voice_table
+from service.replication import VoiceRows
 from voiceprints.errors import VoiceprintMissing
 from voiceprints.opening import OpenVoices
 from voiceprints.store import voiceprint
@@ -276,7 +278,7 @@ def test_the_other_site_drops_its_copies_and_covers_its_own(vault, anna):
     voice = vault.enrol(anna, NAME)
     theirs = Tombstone(voice.voice_id, "acme", (voice.key.id,), "main", 2, 2, there.now() - timedelta(seconds=9))
     with there.database.begin() as transaction:
-        there.erasure.drop(transaction, voice.voice_id)
+        VoiceRows(there.policies, Details(there.hsm)).drop(transaction, voice.voice_id)
         mine = there.tombstones.receive(transaction, theirs, now=there.now())
         again = there.tombstones.receive(transaction, theirs, now=there.now())
     assert mine == again == stone_of(there, voice)
