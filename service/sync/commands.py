@@ -14,15 +14,12 @@ from hashlib import sha256
 from typing import Any
 
 from keyvault.approval_kinds import Kind, explained
-from keyvault.approvals import Approval, Operation
 from keyvault.errors import KeyVaultError
 from keyvault.events import KeyEvent
 from keyvault.hsm import KeyName, RingMaster
 from keyvault.key_uses import Place, acting
-from keyvault.states import KeyState
 from keyvault.sync.coordinator import Exchange
-from keyvault.sync.errors import CertificateInvalid, SitesDiverged
-from keyvault.sync.roster import Roster
+from keyvault.sync.errors import CertificateInvalid, SitesDiverged, SyncRefused
 from keyvault.sync.statement import Certificate, Op, Proposal
 from keyvault.sync.store import lasting
 from keyvault.sync.verify import Summary, verify_certificates
@@ -43,8 +40,8 @@ class Commands:
 
     def calls(self) -> Mapping[str, Call]:
         """Every command by its name."""
-        drive = (self.exchange, self.resume, self.repair, self.install, self.change_states, self.transact, self.act)
-        read = (self.status, self.verify, self.history, self.propose_roster, self.propose_act, self.expect)
+        drive = (self.exchange, self.resume, self.repair, self.install, self.transact)
+        read = (self.status, self.verify, self.history, self.propose_roster, self.expect)
         own: dict[str, Call] = {call.__name__: call for call in (*drive, *read, self.break_glass, self.seal_backup)}
         site = self.site
         placed: Sequence[tuple[Place, Mapping[str, Call]]] = (
@@ -110,11 +107,6 @@ class Commands:
             return {"proposal": None}
         return {"proposal": _text(self.site.coordinator.propose(Op.ROSTER, new_roster=ledger.roster).encode())}
 
-    def propose_act(self, op: str, reason: str, roster: str | None = None) -> Facts:
-        """An act of officers with this site as survivor, for them to approve: `end`, `replace` or `adopt`."""
-        new = None if roster is None else Roster.decode(_bytes(roster))
-        return {"proposal": _text(self.site.coordinator.propose_act(Op(op), reason, new).encode())}
-
     def expect(self, master: str) -> Facts:
         """Let this site's token hold a master that officers are about to bring into it, PRE_ACTIVE."""
         self.site.node.expect(RingMaster.named(master))
@@ -143,23 +135,14 @@ class Commands:
         with self.site.driving:
             return _closed(self.site.coordinator.install([RingMaster.named(name) for name in masters]))
 
-    def change_states(
-        self, states: Mapping[str, str], reason: str, operation: str | None = None, approvals: Sequence[str] = ()
-    ) -> Facts:
-        """Bring versions into states at both sites; the officers' approvals where destroying needs them."""
-        wanted = {name: KeyState(state) for name, state in states.items()}
-        with self.site.driving:
-            return _closed(self.site.coordinator.change_states(wanted, reason, *_approved(operation, approvals)))
-
     def transact(self, proposal: str) -> Facts:
-        """Carry an approved proposal through at both sites."""
+        """Carry a roster's approved proposal through at both sites. Raises SyncRefused for a proposal of another kind: each of
+        those has a command of its own, with its own conditions (a destruction waits its delay)."""
+        given = Proposal.decode(_bytes(proposal))
+        if given.manifest.op is not Op.ROSTER:
+            raise SyncRefused("only a roster comes in as a whole proposal")
         with self.site.driving:
-            return _closed(self.site.coordinator.transact(Proposal.decode(_bytes(proposal))))
-
-    def act(self, proposal: str) -> Facts:
-        """Carry out an approved act of officers here."""
-        with self.site.driving:
-            return _closed(self.site.coordinator.act(Proposal.decode(_bytes(proposal))))
+            return _closed(self.site.coordinator.transact(given))
 
     def break_glass(self, hours: float, reason: str, version: str | None = None) -> Facts:
         """File the request that lets this site serve by an old word of the other or, with `version`, open under that compromised
@@ -179,11 +162,6 @@ class Commands:
             node.parts.recorder.record(transaction, KeyEvent("backup.made", facts))
         signed = signed_bytes(node.ledger.roster.cluster, node.name, data)
         return {"signature": _text(self.site.hsm.sign(KeyName.SITE_IDENTITY, signed))}
-
-
-def _approved(operation: str | None, approvals: Sequence[str]) -> tuple[Operation | None, tuple[Approval, ...]]:
-    given = None if operation is None else Operation.decode(_bytes(operation))
-    return given, tuple(Approval.decode(_bytes(approval)) for approval in approvals)
 
 
 def _closed(certificate: bytes) -> Facts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import inspect
 import json
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,8 @@ from structlog.testing import capture_logs
 
 from keyvault.ceremony import TokenFacts
 from keyvault.hsm import KeyName
+from keyvault.sync.coordinator import Coordinator
+from keyvault.sync.statement import Op
 from service.settings import Settings
 from service.site import Site
 from service.sync import operator
@@ -34,6 +37,7 @@ class Desk:
 
     app: Starlette
     commands: Mapping[str, operator.Call]
+    coordinator: Coordinator
 
     def told(self, call: str, body: bytes) -> str:
         """The code that the command ends in; empty where it was done."""
@@ -59,8 +63,9 @@ def desk(databases: FreshDatabases, tmp_path_factory: pytest.TempPathFactory) ->
         signer = {KeyName.CHECKPOINT_SIGNER: sites.a.hsm.public_key(KeyName.CHECKPOINT_SIGNER)}
         (folder / "site.json").write_text(Site(UUID(int=1), {"log": TokenFacts("log", "1", (), signer)}).to_json())
         parts = replace(sites.a.parts, database=sites.a.database)
-        commands = Commands(_service(Settings.load({"GLOTTIS_STATE_DIR": str(folder)}), parts, sites.a.hsm))
-        yield Desk(operator.create_app(commands.calls(), commands.ready), commands.calls())
+        service = _service(Settings.load({"GLOTTIS_STATE_DIR": str(folder)}), parts, sites.a.hsm)
+        commands = Commands(service)
+        yield Desk(operator.create_app(commands.calls(), commands.ready), commands.calls(), service.coordinator)
 
 
 TEXTS = st.sampled_from(
@@ -138,3 +143,16 @@ def test_what_is_no_json_or_fits_no_command(desk: Desk) -> None:
     assert desk.told("key", b'{"master": "ring/main/9"}') == "key_version_not_found"
     assert desk.told("key", b'{"master": "ring/main/1"}') == "", "the control: a good one is done"
     assert desk.told("__class__", b"{}") == "not_found"
+
+
+def test_no_command_carries_a_change_of_states_or_an_act_past_its_own_conditions(desk: Desk) -> None:
+    """A destruction waits its delay, whoever signed it: no door takes it, or any transaction but a roster, as it is."""
+    assert desk.commands.keys().isdisjoint({"change_states", "act", "propose_act"})
+    for op, code in ((Op.STATE, "sync_refused"), (Op.REPAIR, "sync_refused"), (Op.INSTALL, "sync_refused")):
+        proposal = desk.coordinator.propose(op, reason="at once" if op is Op.STATE else "")
+        given_ = {"proposal": base64.b64encode(proposal.encode()).decode()}
+        assert desk.told("transact", json.dumps(given_).encode()) == code
+    # The control: a roster comes further, to the officers whose word it lacks.
+    roster = desk.coordinator.propose(Op.ROSTER, new_roster=desk.coordinator.node.ledger.roster)
+    given_ = {"proposal": base64.b64encode(roster.encode()).decode()}
+    assert desk.told("transact", json.dumps(given_).encode()) not in ("", "sync_refused")
