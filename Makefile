@@ -19,7 +19,7 @@ lint:
 	.venv/bin/lint-imports
 
 test: setup-dev lint
-	.venv/bin/pytest -n 2 --dist loadgroup
+	.venv/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 soak: setup-dev
 	.venv/bin/pytest -m soak --timeout=1800

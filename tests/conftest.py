@@ -4,10 +4,14 @@ They are plugins, so that a session has one of each: importing a fixture into a 
 """
 
 import os
+import re
 import tempfile
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 # Before anything imports the ONNX Runtime, which would report to its maker (voiceprints.models.require_no_telemetry).
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
@@ -31,9 +35,19 @@ if _in_memory():
 pytest_plugins = ["postgres_fixture", "hsm_fixtures", "house", "installation", "spoken", "split_tokens"]
 
 
-@pytest.hookimpl(tryfirst=True)  # before the plugin that reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Which tests go to one worker (`--dist loadgroup`): those of one file, and all that share the running installation."""
-    for item in items:
-        shared = "running" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("installation" if shared else item.path.stem))
+class ByInstallation(LoadFileScheduling):
+    """One file's tests go to one worker (`--dist loadfile`), and so do all files that share the running installation."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::", 1)[0]
+        return "the running installation" if _shares_installation(file) else file
+
+
+@cache
+def _shares_installation(file: str) -> bool:
+    return re.search(r"\brunning: Installation\b", (Path(__file__).parents[1] / file).read_text()) is not None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByInstallation:
+    return ByInstallation(config, log)
