@@ -43,9 +43,12 @@ class ByInstallation(LoadFileScheduling):
         return "the running installation" if _shares_installation(file) else file
 
 
+_ASKS = re.compile(r"(def test_\w+|fixture[^\n]*\ndef \w+)\([^)]*\brunning: Installation\b")
+
+
 @cache
 def _shares_installation(file: str) -> bool:
-    return re.search(r"\brunning: Installation\b", (Path(__file__).parents[1] / file).read_text()) is not None
+    return _ASKS.search((Path(__file__).parents[1] / file).read_text()) is not None
 
 
 @pytest.hookimpl(optionalhook=True)
