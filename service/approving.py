@@ -6,11 +6,9 @@ this process says of them. Only the numbers of what would be touched come from h
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -18,6 +16,7 @@ from keyvault.approval_kinds import Kind, Request, statement_fact
 from keyvault.approvals import Officer
 from keyvault.hsm import KeyName, RingMaster
 from keyvault.inbox import Inbox, InboxParts, Standing
+from keyvault.lifecycle import APPROVALS_LAST
 from keyvault.store import KeyStore
 from keyvault.sync.coordinator import Coordinator
 from keyvault.sync.errors import ApprovalMissing, SyncRefused
@@ -26,11 +25,11 @@ from keyvault.sync.roster import Roster, SiteKey, machine
 from keyvault.sync.signatures import verify_p256
 from keyvault.sync.statement import Op, Proposal
 from keyvault.sync.store import reading
+from service.base64_text import decoded, encoded
 from service.blast_radius import reached
 from service.sync.operator import Call
 
 Facts = dict[str, Any]
-DEFAULT_HOURS = 14 * 24
 _CARRIED = frozenset({Kind.ROSTER, Kind.REPLACE, Kind.END, Kind.ADOPT_FOR_GOOD})
 """Kinds whose request holds the whole transaction; the others are carried out by giving their command again."""
 _OF_ONE_SITE = frozenset({Kind.BREAK_GLASS, Kind.OPEN_COMPROMISED, Kind.REANCHOR})
@@ -74,30 +73,28 @@ class ApprovalCommands:
     def approval(self, name: str) -> Facts:
         """One request, and what it would touch here. Raises RequestUnknown, ApprovalInvalid."""
         standing = self.inbox.one(name)
-        return _facts(standing) | {"roster": _text(self.node.ledger.roster.encode()), **self._touched(standing.request)}
+        return _facts(standing) | {"roster": encoded(self.node.ledger.roster.encode()), **self._touched(standing.request)}
 
     def roster(self) -> Facts:
         """The roster in force."""
-        return {"roster": _text(self.node.ledger.roster.encode())}
+        return {"roster": encoded(self.node.ledger.roster.encode())}
 
     def approval_file(self, request: str) -> Facts:
         """Enter a request that an officer signed. Raises ApprovalInvalid, ApprovalExpired."""
-        return _facts(self.inbox.file(Request.decode(_bytes(request))))
+        return _facts(self.inbox.file(Request.decode(decoded(request))))
 
     def approval_add(self, request: str) -> Facts:
         """Enter the signatures that a request brought back. Raises ApprovalInvalid, RequesterApproved, ApprovalExpired."""
-        return _facts(self.inbox.add(Request.decode(_bytes(request))))
+        return _facts(self.inbox.add(Request.decode(decoded(request))))
 
     def approval_cancel(self, name: str) -> Facts:
         """End an open request."""
         return _facts(self.inbox.cancel(name))
 
-    def approval_roster(
-        self, add: Mapping[str, Sequence[str]], remove: Sequence[str], threshold: int | None, hours: int = DEFAULT_HOURS
-    ) -> Facts:
+    def approval_roster(self, add: Mapping[str, Sequence[str]], remove: Sequence[str], threshold: int | None) -> Facts:
         """File the request for a roster with other officers, keys or quorum. Raises SyncRefused for what cannot be a roster."""
         old = self.node.ledger.roster
-        keys = {person: tuple(_bytes(key) for key in given) for person, given in add.items()}
+        keys = {person: tuple(decoded(key) for key in given) for person, given in add.items()}
         kept = {one.person: one for one in old.officers if one.person not in remove}
         if unknown := set(remove) - {one.person for one in old.officers}:
             raise SyncRefused(f"the roster names no officer {min(unknown)!r}")
@@ -108,7 +105,7 @@ class ApprovalCommands:
         except ValueError as error:
             raise SyncRefused(f"this cannot be a roster: {error}") from error
         proposal = self.coordinator.propose(Op.ROSTER, new_roster=new)
-        return self._filed(proposal, old, hours)
+        return self._filed(proposal, old)
 
     def approval_carry(self, name: str) -> Facts:
         """Carry out an approved request that holds its whole transaction. Raises ApprovalMissing, and what the sites refuse."""
@@ -119,7 +116,7 @@ class ApprovalCommands:
         found = self.inbox.approved(kind, request.operation.subject, self.node.parts.clock())
         if found is None:
             raise ApprovalMissing
-        proposal = Proposal.decode(_bytes(str(request.facts["proposal"])))
+        proposal = Proposal.decode(decoded(str(request.facts["proposal"])))
         approved = replace(proposal, operation=found.operation, approvals=found.approvals)
         with self.driving:
             if kind is Kind.ROSTER:
@@ -129,33 +126,29 @@ class ApprovalCommands:
         self.inbox.done(request.operation)
         return _facts(self.inbox.one(name)) | {"epoch": self.node.ledger.epoch}
 
-    def approval_act(self, op: str, reason: str, replacement: Mapping[str, str] | None = None, hours: int = DEFAULT_HOURS) -> Facts:
+    def approval_act(self, op: str, reason: str, replacement: Mapping[str, str] | None = None) -> Facts:
         """File the request for an act of officers with this site as survivor: `end` what is in doubt, or `replace` the other site.
 
         `replacement` is the new site's name, token serial and identity key. Raises SyncRefused where there is nothing to end.
         """
         roster = self.node.ledger.roster
         new = None if replacement is None else self._replaced(roster, replacement)
-        return self.file_act(self.coordinator.propose_act(Op(op), reason, new), hours)
+        return self._filed(self.coordinator.propose_act(Op(op), reason, new), roster)
 
     def _replaced(self, old: Roster, replacement: Mapping[str, str]) -> Roster:
         own = next(site for site in old.sites if site.name == self.node.name)
         try:
-            key = SiteKey(replacement["site"], replacement["serial"], _bytes(replacement["identity"]))
+            key = SiteKey(replacement["site"], replacement["serial"], decoded(replacement["identity"]))
             return replace(old, epoch=old.epoch + 1, sites=tuple(sorted((own, key), key=lambda site: site.name)))
         except (KeyError, ValueError) as error:
             raise SyncRefused(f"this cannot be a roster: {error}") from error
 
-    def file_act(self, proposal: Proposal, hours: int = DEFAULT_HOURS) -> Facts:
-        """File the request for an act of officers, as `Coordinator.propose_act` made it."""
-        return self._filed(proposal, self.node.ledger.roster, hours)
-
-    def _filed(self, proposal: Proposal, old: Roster, hours: int) -> Facts:
+    def _filed(self, proposal: Proposal, old: Roster) -> Facts:
         manifest = proposal.manifest
         facts = {"proposal": statement_fact(proposal)}
         if proposal.new_roster is not None:
             facts["old_roster"] = statement_fact(old)
-        ends = self.node.parts.clock() + timedelta(hours=hours)
+        ends = self.node.parts.clock() + APPROVALS_LAST
         return _facts(self.inbox.one(self.inbox.request(f"sync.{manifest.op}", manifest.digest, facts, ends)))
 
     def _touched(self, request: Request) -> Facts:
@@ -186,13 +179,5 @@ def _facts(standing: Standing) -> Facts:
         "approved_by": list(standing.approved_by),
         "needed": standing.needed,
         "outcome": standing.outcome or ("expired" if standing.expired else "open"),
-        "request": _text(standing.request.encode()),
+        "request": encoded(standing.request.encode()),
     }
-
-
-def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
-def _bytes(text: str) -> bytes:
-    return base64.b64decode(text, validate=True)

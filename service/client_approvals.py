@@ -9,19 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import timedelta
 
 from keyvault.approval_kinds import Facts, Kind, explained, quorum_for
 from keyvault.approvals import Operation
 from keyvault.database import Database
 from keyvault.inbox import Inbox
+from keyvault.lifecycle import APPROVALS_LAST
 from keyvault.sync.roster import Roster
 from policies.authority import Client
 from policies.store import durable
 from service.inboxes import inbox_now
 from service.policy_sets import ActiveSet
-
-REQUEST_DAYS = 14
 
 
 class OfficersAwaited(Exception):
@@ -68,7 +66,7 @@ class ClientApprovals:
         found = self.inbox.approved(Kind.CLIENT, subject, now)
         if found is not None:
             return found.operation
-        request = self.inbox.request(Kind.CLIENT, subject, facts, now + timedelta(days=REQUEST_DAYS))
+        request = self.inbox.request(Kind.CLIENT, subject, facts, now + APPROVALS_LAST)
         raise OfficersAwaited(request, quorum_for(Kind.CLIENT, self.roster).threshold)
 
     def done(self, operation: Operation | None) -> None:

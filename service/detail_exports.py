@@ -13,7 +13,6 @@ import json
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
 from hashlib import sha256
 from typing import Any
 from uuid import UUID
@@ -34,6 +33,7 @@ from keyvault.database import Database
 from keyvault.events import KeyEvent
 from keyvault.hsm import Hsm
 from keyvault.inbox import Inbox
+from keyvault.lifecycle import APPROVALS_LAST
 from keyvault.sync.errors import ApprovalMissing, SyncRefused
 from keyvault.sync.node import SiteNode
 from keyvault.sync.store import lasting, reading
@@ -47,7 +47,6 @@ from service.sync.operator import Call
 
 MOST_ENTRIES = 20_000
 """In one export: a larger range is several requests."""
-REQUEST_DAYS = 14
 _SUITE = Suite(KEM.P256, KDF.HKDF_SHA256, AEAD.AES_256_GCM)
 _SUITE_NAME = "DHKEM(P-256, HKDF-SHA256), HKDF-SHA256, AES-256-GCM"
 
@@ -77,7 +76,7 @@ class DetailCommands:
         key = base64.b64encode(_recipient(recipient)).decode()
         facts: Facts = {"site": self.node.name, "start": start, "end": end, "tenant": tenant, "recipient": key, "reason": reason}
         roster = self.node.ledger.roster
-        subject, ends = explained(Kind.DETAILS, roster.cluster, facts).subject, parts.clock() + timedelta(days=REQUEST_DAYS)
+        subject, ends = explained(Kind.DETAILS, roster.cluster, facts).subject, parts.clock() + APPROVALS_LAST
         request = self.inbox.request(Kind.DETAILS, subject, facts, ends)
         return {"request": request, "needed": quorum_for(Kind.DETAILS, roster).threshold}
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
+from keyvault.approval_kinds import Facts, Kind, Request, described
+from keyvault.approvals import Operation, signed_by
 from keyvault.database import Database
 from keyvault.hsm import Hsm, KeyName
 from keyvault.inbox import Inbox, InboxParts
+from keyvault.lifecycle import APPROVALS_LAST
 from keyvault.records import RecordMac
+from keyvault.sync.durable import SiteParts
+from keyvault.sync.errors import ApprovalInvalid
 from keyvault.sync.roster import Roster, machine
 from keyvault.sync.signatures import verify_p256
 from keyvault.sync.state import SiteState
@@ -39,6 +47,25 @@ def inbox_of(settings: Settings, database: Database, hsm: Hsm, audit: AuditStore
             clock=inbox_now,
         )
     )
+
+
+def asked_by_site(parts: SiteParts, cluster: str, kind: Kind, subject: bytes, facts: Facts) -> Request:
+    """A request in this site's name, signed by its HSM, which is not filed in its inbox: its store is what is in question."""
+    name, until = machine(parts.name), parts.clock() + APPROVALS_LAST
+    operation = Operation(cluster, kind.value, subject, name, os.urandom(16), until)
+    asked = signed_by(operation, name, "request", lambda data: parts.hsm.sign(KeyName.SITE_IDENTITY, data))
+    return Request(operation, described(facts), (asked,))
+
+
+def joined(copies: Sequence[Request]) -> Request:
+    """One request with the signatures that its copies came back with, one for each person and role.
+
+    Raises ApprovalInvalid where there is no copy, or where they are copies of different requests.
+    """
+    if not copies or any(one.operation != copies[0].operation for one in copies):
+        raise ApprovalInvalid("the files are of different requests: let every officer sign the same file")
+    signed = {(one.role, one.person): one for request in copies for one in request.approvals}
+    return replace(copies[0], approvals=tuple(signed.values()))
 
 
 def inbox_now() -> datetime:

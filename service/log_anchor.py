@@ -7,32 +7,28 @@ given up stays beside the new one, and the act is an entry of the log: whoever h
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from contextlib import closing
-from datetime import timedelta
 from hashlib import sha256
 from typing import Any
 
-from keyvault.approval_kinds import Facts, Kind, Request, described, explained, quorum_for
-from keyvault.approvals import Operation, signed_by
+from keyvault.approval_kinds import Facts, Kind, Request, explained, quorum_for
 from keyvault.database import Transaction
 from keyvault.events import KeyEvent
-from keyvault.hsm import KeyName
 from keyvault.sync.durable import SiteParts
 from keyvault.sync.errors import ApprovalInvalid
-from keyvault.sync.roster import Roster, machine
+from keyvault.sync.roster import Roster
 from keyvault.sync.signatures import verify_p256
 from keyvault.sync.store import lasting
 from policies.audit import store as log_store
 from policies.audit.checkpoint import LastCheckpoint
 from policies.audit.errors import AuditDiverged
 from policies.audit.verify import Frontier, VerifierKey, check_checkpoint, leaf_hash
+from service.inboxes import asked_by_site
 from service.log.process import engine
 from service.settings import Settings
 
 SUPERSEDED, USED = "superseded", "used"
-_REQUEST_DAYS = 14
 
 
 def ends(settings: Settings, key: VerifierKey) -> dict[str, Any]:
@@ -62,11 +58,8 @@ def _parted(connection: Transaction, key: VerifierKey, kept: str, note: str) -> 
 def request(parts: SiteParts, roster: Roster, found: Mapping[str, str], reason: str) -> Request:
     """The request, signed by this site, that its log goes on from the database's end."""
     facts: Facts = {"site": parts.name, "kept": found["kept"], "database": found["database"], "reason": reason}
-    name, until = machine(parts.name), parts.clock() + timedelta(days=_REQUEST_DAYS)
     subject = explained(Kind.REANCHOR, roster.cluster, facts).subject
-    operation = Operation(roster.cluster, Kind.REANCHOR.value, subject, name, os.urandom(16), until)
-    asked = signed_by(operation, name, "request", lambda data: parts.hsm.sign(KeyName.SITE_IDENTITY, data))
-    return Request(operation, described(facts), (asked,))
+    return asked_by_site(parts, roster.cluster, Kind.REANCHOR, subject, facts)
 
 
 def approve(parts: SiteParts, roster: Roster, asked: Request, found: Mapping[str, str]) -> None:

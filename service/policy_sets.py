@@ -7,7 +7,6 @@ because it names no site but the version and the set that it follows.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,7 +18,7 @@ from keyvault.database import Database, Transaction
 from keyvault.events import KeyEvent, Recorder
 from keyvault.hsm import Hsm
 from keyvault.inbox import Inbox
-from keyvault.lifecycle import Approved
+from keyvault.lifecycle import APPROVALS_LAST, Approved
 from keyvault.records import RecordMac
 from keyvault.sync.errors import ApprovalMissing, SyncRefused
 from keyvault.sync.node import SiteNode
@@ -32,12 +31,13 @@ from policies.errors import PolicyError, PolicySetInvalid
 from policies.sets.active import ActivePolicies, Checked, checked
 from policies.sets.policy_set import PolicySet
 from policies.sets.store import Activation, ActivationStore
+from service.base64_text import decoded, encoded
 from service.errors import PolicySetRefused
 from service.officers import read_roster
 from service.sync.operator import Call
 
 Facts = dict[str, Any]
-REQUEST_HOURS = 14 * 24
+REQUEST_HOURS = int(APPROVALS_LAST.total_seconds()) // 3600
 
 
 def active_policies(hsm: Hsm, site: str, roster_file: Path) -> ActivePolicies:
@@ -99,14 +99,14 @@ class PolicyCommands:
 
         Raises PolicySetRefused: it is recorded.
         """
-        proposed = self._accepted(_bytes(policies))
+        proposed = self._accepted(decoded(policies))
         with lasting(self._database) as transaction:
             before = self.active.standing(transaction)
         if proposed == before.policies:
             return _facts(before) | {"request": None, "needed": self._needed}
         facts: dict[str, str | int] = {
             "version": before.version + 1,
-            "before": _text(before.policies.encode()),
+            "before": encoded(before.policies.encode()),
             "policies": policies,
         }
         subject = explained(Kind.POLICY, self._roster.cluster, facts).subject
@@ -124,10 +124,10 @@ class PolicyCommands:
         found = self.inbox.approved(Kind.POLICY, request.operation.subject, self.node.parts.clock())
         if found is None or found.operation is None:
             raise ApprovalMissing
-        proposed = self._accepted(_bytes(str(request.facts["policies"])))
+        proposed = self._accepted(decoded(str(request.facts["policies"])))
         with lasting(self._database) as transaction:
             before = self.active.standing(transaction)
-            if (before.version + 1, _text(before.policies.encode())) != (request.facts["version"], request.facts["before"]):
+            if (before.version + 1, encoded(before.policies.encode())) != (request.facts["version"], request.facts["before"]):
                 raise SyncRefused("the request follows another set than the active one: propose it again")
             activation = self._activation(before, proposed, found)
             self.active.store.activate(transaction, activation)
@@ -141,7 +141,7 @@ class PolicyCommands:
         """The set that decides here. Raises PolicySetTampered, PolicySetInvalid."""
         with lasting(self._database) as transaction:
             found = self.active.standing(transaction)
-        return _facts(found) | {"policies": _text(found.policies.encode()), "needed": self._needed}
+        return _facts(found) | {"policies": encoded(found.policies.encode()), "needed": self._needed}
 
     def policy_activations(self) -> Facts:
         """Every activation, oldest first, each checked: `code` says what does not hold."""
@@ -203,7 +203,7 @@ class PolicyCommands:
 def proposed_of(request: Request) -> tuple[PolicySet, PolicySet]:
     """The set that a request would end, and the one that it would activate. Raises PolicySetInvalid."""
     facts = request.facts
-    return PolicySet.decode(_bytes(str(facts["before"]))), PolicySet.decode(_bytes(str(facts["policies"])))
+    return PolicySet.decode(decoded(str(facts["before"]))), PolicySet.decode(decoded(str(facts["policies"])))
 
 
 def _facts(found: Standing) -> Facts:
@@ -216,11 +216,3 @@ def _facts(found: Standing) -> Facts:
         "current_roster": approved.current if approved else True,
         "approved_roles": sorted(found.policies.approved_roles),
     }
-
-
-def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
-def _bytes(text: str) -> bytes:
-    return base64.b64decode(text, validate=True)

@@ -17,6 +17,7 @@ from typing import Any
 from keyvault.errors import HsmUnavailable, KeyNotFound, KeyVaultError, UnwrapRejected
 from keyvault.hsm import RingMaster
 from keyvault.rotation import Mover
+from service.base64_text import encoded
 
 
 class RotationLink:
@@ -31,7 +32,7 @@ class RotationLink:
 
     def rewrap_many(self, wrapped: Sequence[bytes], source: RingMaster, target: RingMaster) -> list[bytes | UnwrapRejected]:
         """See `keyvault.rotation.Mover`. Raises KeyNotFound for a master that its token lacks, HsmUnavailable for all else."""
-        asked = {"source": source.label, "target": target.label, "blobs": [_text(blob) for blob in wrapped]}
+        asked = {"source": source.label, "target": target.label, "blobs": [encoded(blob) for blob in wrapped]}
         try:
             self._lines.write(json.dumps(asked).encode() + b"\n")
             self._lines.flush()
@@ -71,8 +72,4 @@ def _answer(mover: Mover, asked: dict[str, Any]) -> dict[str, Any]:
         moved = mover.rewrap_many([base64.b64decode(blob) for blob in asked["blobs"]], source, target)
     except KeyVaultError as error:
         return {"failed": str(error), "code": error.code}
-    return {"blobs": [{"refused": str(one)} if isinstance(one, UnwrapRejected) else _text(one) for one in moved]}
-
-
-def _text(blob: bytes) -> str:
-    return base64.b64encode(blob).decode()
+    return {"blobs": [{"refused": str(one)} if isinstance(one, UnwrapRejected) else encoded(one) for one in moved]}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from keyvault.approval_kinds import Kind, Request, quorum_for
 from keyvault.records import RecordMac
@@ -18,6 +18,7 @@ from keyvault.sync.signatures import verify_p256
 from keyvault.sync.store import reading
 from policies.witness.cosigning import Witness
 from policies.witness.store import WitnessStore
+from service.inboxes import joined
 from service.sync.operator import Call
 
 
@@ -36,18 +37,14 @@ class WitnessCommands:
         """Co-sign the other site's log from its next checkpoint on, whatever came before: by officers' signatures, in one or more
         copies of their request (base64). Raises what the approvals lack, ApprovalInvalid."""
         given = [Request.decode(base64.b64decode(one, validate=True)) for one in requests]
-        if not given or any(one.operation != given[0].operation for one in given):
-            raise ApprovalInvalid("the files are of different requests")
-        signed = {(one.role, one.person): one for request in given for one in request.approvals}
-        approvals = tuple(signed.values())
-        asked = replace(given[0], approvals=approvals)
+        asked = joined(given)
         asked.meaning()
         roster, operation = self.node.ledger.roster, asked.operation
         if (operation.kind, operation.cluster) != (Kind.REANCHOR, roster.cluster):
             raise ApprovalInvalid("the request is about something else")
         if asked.facts["site"] not in roster.peers(self.node.name):
             raise ApprovalInvalid("the request is about another log than the other site's")
-        quorum_for(operation.kind, roster).check(operation, approvals, verify_p256, self.node.parts.clock())
+        quorum_for(operation.kind, roster).check(operation, asked.approvals, verify_p256, self.node.parts.clock())
         origin = (str(asked.facts["kept"]) or str(asked.facts["database"])).partition("\n")[0]
         begun = [log for log in self._logs() if self._origin(log) == origin]
         for log in begun:
