@@ -9,30 +9,28 @@ let the log go on from where the restored database ends (`log.reanchor`). Both a
 from __future__ import annotations
 
 import base64
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import text
 
-from keyvault.approval_kinds import Kind, Request, described, statement_fact
-from keyvault.approvals import Operation, signed_by
-from keyvault.hsm import KeyName
+from keyvault.approval_kinds import Facts, Kind, Request, statement_fact
 from keyvault.key_uses import Place
 from keyvault.sync.durable import DurableSite, SiteParts
-from keyvault.sync.errors import StatementMalformed
+from keyvault.sync.errors import ApprovalInvalid, StatementMalformed
 from keyvault.sync.node import SiteNode
-from keyvault.sync.roster import machine
+from policies.audit.checkpoint import HandOvers
 from policies.audit.store import AuditStore
 from service import bringup, log_anchor, schema, step
 from service.backups import DUMP, Backup, database_name, postgres_tool, run_tool, unpacked
 from service.embedded import SUPERUSER
 from service.errors import AdoptionIncomplete, BackupRefused, NothingToAdopt, RequestUnreadable
-from service.inboxes import roster_in_force
+from service.inboxes import asked_by_site, joined, roster_in_force
 from service.isolation import Isolation, establish
 from service.key_events import KeyEventRecorder
 from service.masters import connect, serving_token
@@ -40,7 +38,6 @@ from service.settings import Settings
 from service.site import ROTATION, Site
 
 TOKEN_FOLDERS = ("serving", "log", "officer", ROTATION)
-_REQUEST_DAYS = 14
 
 
 @dataclass(frozen=True)
@@ -50,22 +47,26 @@ class Restored:
     backup: Backup
     database: bool
     kept: tuple[str, ...]
+    left: tuple[str, ...] = ()
+    """Token folders that stay as they are, though they were asked for: nothing could sign with what the backup has."""
 
 
 def apply(settings: Settings, backup: Backup, *, database: bool, tokens: bool) -> Restored:
-    """Put this site's database, its token files, or both, back. Nothing may run here. Raises BackupRefused, BackupFailed.
+    """Put this site's database, its token files, or both, back. Nothing may run here.
+
+    Raises BackupRefused for another site's or cluster's, HalfMade where this folder is of no site yet, BackupFailed.
 
     A part that was cut off is begun again by restoring again: the database appears whole or is empty, and then nothing starts.
     """
-    if settings.roster_file.exists() and (settings.site, _cluster(settings)) != (backup.site, backup.cluster):
+    if (settings.site, _cluster(settings)) != (backup.site, backup.cluster):
         raise BackupRefused(f"{backup.folder} is of site {backup.site} of cluster {backup.cluster}, not of this one")
     with bringup.held(settings):
         isolation = establish(settings.state_dir, settings.site)
-        kept = _tokens(settings, isolation, backup) if tokens else ()
+        kept, left = _tokens(settings, isolation, backup) if tokens else ((), ())
         if database:
             with _database(settings) as postgres:
                 _replace_database(settings, postgres, backup)
-    return Restored(backup, database, kept)
+    return Restored(backup, database, kept, left)
 
 
 def requests(settings: Settings, reason: str) -> dict[str, bytes]:
@@ -118,12 +119,11 @@ def _gathered(signed: Sequence[bytes]) -> dict[str, Request]:
         given = [Request.decode(data) for data in signed]
     except StatementMalformed as error:
         raise RequestUnreadable(f"this is no request for approval: {error}") from error
-    found: dict[str, Request] = {}
-    for one in given:
-        known = found.setdefault(one.operation.kind, one)
-        if known.operation != one.operation:
-            raise RequestUnreadable("the files are of different requests", fix="Let every officer sign the same file.")
-        found[one.operation.kind] = replace(known, approvals=tuple({*known.approvals, *one.approvals}))
+    kinds = sorted({one.operation.kind for one in given})
+    try:
+        found = {kind: joined([one for one in given if one.operation.kind == kind]) for kind in kinds}
+    except ApprovalInvalid as error:
+        raise RequestUnreadable("the files are of different requests", fix="Let every officer sign the same file.") from error
     if unknown := found.keys() - {Kind.ADOPT, Kind.REANCHOR}:
         raise RequestUnreadable(f"a {min(unknown)} request is not carried out here")
     return found
@@ -141,14 +141,9 @@ def adoption_request(settings: Settings, *, reason: str) -> dict[str, Any]:
     with _parts(settings) as parts:
         durable = DurableSite(parts)
         state, anchor = durable.adoption_state(), durable.anchor()
-        name, now = machine(parts.name), datetime.now(UTC)
-        operation = Operation(
-            state.ledger.roster.cluster, Kind.ADOPT.value, state.digest, name, os.urandom(16), now + timedelta(days=_REQUEST_DAYS)
-        )
-        asked = signed_by(operation, name, "request", lambda data: parts.hsm.sign(KeyName.SITE_IDENTITY, data))
-        facts = {"state": statement_fact(state), "reason": reason}
-        older = anchor not in (state.anchor, state.before)
-        return {"request": base64.b64encode(Request(operation, described(facts), (asked,)).encode()).decode(), "older": older}
+        facts: Facts = {"state": statement_fact(state), "reason": reason}
+        asked = asked_by_site(parts, state.ledger.roster.cluster, Kind.ADOPT, state.digest, facts)
+        return {"request": _text(asked), "older": anchor not in (state.anchor, state.before)}
 
 
 def adopt_restored(settings: Settings, *, request: str) -> dict[str, Any]:
@@ -217,23 +212,44 @@ def _replace_database(settings: Settings, postgres: Any, backup: Backup) -> None
         run_tool([*program, "--exit-on-error", *clean, f"--dbname={name}", str(backup.folder / DUMP)], environ)
 
 
-def _tokens(settings: Settings, isolation: Isolation, backup: Backup) -> tuple[str, ...]:
-    """Put token folders and the log's checkpoint back; those that are there move aside, and their PIN files stay in place."""
-    stamp, kept = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"), []
+def _tokens(settings: Settings, isolation: Isolation, backup: Backup) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Put token folders back; those that are there move aside, and their PIN files are taken over. Which moved, which were left.
+
+    The log's checkpoint and hand-overs stay: a log that is shorter than what it signed must be noticed. Its token stays too
+    where the log went over to a newer key than the backup's token has, for with that one it would never start again.
+    """
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    kept: list[str] = []
+    left: list[str] = []
     with unpacked(backup, settings.state_dir) as found:
         for name in TOKEN_FOLDERS:
             fresh, place = found / "tokens" / name, settings.token_dir(name)
             if not fresh.exists():
                 continue
+            if name == "log" and place.exists() and _handed_over_since(settings, found):
+                left.append(str(place))
+                continue
+            if (pin := _pin_beside(place)) is not None:
+                shutil.copyfile(pin, fresh / "pin")
             if place.exists():
                 aside = place.with_name(f"{name}.{stamp}")
-                if (place / "pin").exists():
-                    shutil.copyfile(place / "pin", fresh / "pin")
                 place.rename(aside)
                 kept.append(str(aside))
             fresh.rename(place)
             isolation.owner(name).own_tree(place)
-    return tuple(kept)
+    return tuple(kept), tuple(left)
+
+
+def _pin_beside(place: Path) -> Path | None:
+    """A token's PIN file: in its folder or, where a restore was cut off after that moved aside, in the newest one beside it."""
+    aside = sorted(place.parent.glob(f"{place.name}.*"), reverse=True)
+    return next((folder / "pin" for folder in (place, *aside) if (folder / "pin").exists()), None)
+
+
+def _handed_over_since(settings: Settings, found: Path) -> bool:
+    """Whether this log's signing went over to a newer key after the backup was made."""
+    now, then = HandOvers(settings.hand_overs_file).read(), HandOvers(found / "audit" / "hand-overs").read()
+    return len(now) > len(then)
 
 
 def _cluster(settings: Settings) -> str:

@@ -77,7 +77,12 @@ def apply(folder: Path, only: str | None, roster: Path | None, dry_run: bool, ye
         confirmed(f"Replace the {' and the '.join(parts)} of {settings.state_dir}?")
     done = restoring.apply(settings, found, database="database" in parts, tokens="tokens" in parts)
     lines = [f"{' and '.join(parts)} restored", *(f"what was there is in {path}" for path in done.kept)]
-    say(facts | {"changed": True, "kept": list(done.kept)}, [*lines, "now start it: glottis up"], as_json=as_json)
+    lines += [f"{path} stays as it is: the log went over to a newer key after this backup was made" for path in done.left]
+    say(
+        facts | {"changed": True, "kept": list(done.kept), "left": list(done.left)},
+        [*lines, "now start it: glottis up"],
+        as_json=as_json,
+    )
 
 
 @restore.command()
