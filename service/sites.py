@@ -15,9 +15,13 @@ from pathlib import Path
 from typing import Any, Self
 from uuid import UUID
 
+from cryptography import x509
+
 from keyvault.approvals import Officer
 from keyvault.hsm import KeyName
+from keyvault.sync.errors import StatementMalformed
 from keyvault.sync.roster import Roster, SiteKey
+from keyvault.sync.statement import Certificate
 from service import certificates, step
 from service.errors import IntroductionRefused
 from service.isolation import Account, Isolation, establish
@@ -147,17 +151,48 @@ def _link_certificate(settings: Settings, isolation: Isolation, request: str, na
     return str(step.call(settings, isolation.officer, "issue_site", request=request, name=name)["pem"])
 
 
+@dataclass(frozen=True)
+class Welcome:
+    """What `admit` gave: certificates (PEM) of the link and the server, their authority, the first roster, and its history."""
+
+    roster: Roster
+    link: str
+    edge: str
+    authority: str
+    history: tuple[bytes, ...]
+
+    @classmethod
+    def from_json(cls, facts: Mapping[str, Any]) -> Self:
+        """Raises IntroductionRefused for anything else than `admit` gives, whichever part it is."""
+        try:
+            roster = Roster.decode(base64.b64decode(facts["roster"], validate=True))
+            UUID(roster.cluster)
+            link, edge, authority = (str(facts[name]) for name in ("link", "edge", "authority"))
+            for certificate in (link, edge, authority):
+                x509.load_pem_x509_certificate(certificate.encode())
+            history = tuple(base64.b64decode(one, validate=True) for one in facts.get("history", ()))
+            for one in history:
+                Certificate.decode(one)
+        except (KeyError, TypeError, ValueError, StatementMalformed) as error:
+            mend = "Use what `glottis site admit` printed at the first site, unchanged."
+            raise IntroductionRefused("this is no site's welcome", fix=mend) from error
+        return cls(roster, link, edge, authority, history)
+
+
 def enter(settings: Settings, isolation: Isolation, site: Site, welcome: Mapping[str, Any]) -> Site:
-    """Take certificates, roster and history; returns the site's facts, now of the roster's cluster. Raises StatementMalformed."""
-    roster = Roster.decode(base64.b64decode(welcome["roster"]))
-    _take(isolation.vault, settings.link_dir, welcome["link"], welcome["authority"])
-    _take(isolation.edge, settings.tls_dir, welcome["edge"], welcome["authority"])
-    entered = replace(site, cluster=UUID(roster.cluster))
-    isolation.officer.file(settings.site_file, entered.to_json(), mode=0o644)
-    isolation.officer.file(settings.roster_file, roster.encode(), mode=0o644)
+    """Take certificates, history and roster; returns the site's facts, now of the roster's cluster.
+
+    Raises IntroductionRefused; nothing was written then. The roster comes last: with it the site has entered.
+    """
+    given = Welcome.from_json(welcome)
+    _take(isolation.vault, settings.link_dir, given.link, given.authority)
+    _take(isolation.edge, settings.tls_dir, given.edge, given.authority)
     folder = isolation.officer.folder(settings.state_dir / HISTORY, 0o755)
-    for number, certificate in enumerate(welcome.get("history", ()), 1):
-        isolation.officer.file(folder / f"{number:08}.certificate", base64.b64decode(certificate), mode=0o644)
+    for number, certificate in enumerate(given.history, 1):
+        isolation.officer.file(folder / f"{number:08}.certificate", certificate, mode=0o644)
+    entered = replace(site, cluster=UUID(given.roster.cluster))
+    isolation.officer.file(settings.site_file, entered.to_json(), mode=0o644)
+    isolation.officer.file(settings.roster_file, given.roster.encode(), mode=0o644)
     return entered
 
 
