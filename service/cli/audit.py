@@ -17,7 +17,7 @@ from service.audit_bundles import check_records, export_bundle
 from service.cli.exits import Ended, Exit
 from service.cli.loading import Listing
 from service.cli.main import say_json
-from service.cli.output import say, say_awaiting
+from service.cli.output import json_option, say, say_awaiting
 from service.errors import RecordsTampered
 from service.settings import Settings
 from service.site import Site
@@ -34,7 +34,7 @@ def audit() -> None:
 
 
 @audit.command()
-@click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
+@json_option
 def check(*, as_json: bool) -> None:
     """Check with the serving token that a vault wrote every record, that none is missing, and that the log holds them so.
 
@@ -61,7 +61,7 @@ def check(*, as_json: bool) -> None:
     "--since", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A checkpoint to prove consistency with."
 )
 @click.option("--unchecked", is_flag=True, help="Export records that `glottis audit check` does not vouch for.")
-@click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
+@json_option
 def export(file: Path, start: int, end: int | None, since: Path | None, *, unchecked: bool, as_json: bool) -> None:
     """Write a bundle: entries as they were hashed, the newest checkpoint, and the proofs.
 
@@ -95,7 +95,7 @@ def export(file: Path, start: int, end: int | None, since: Path | None, *, unche
 @click.option("--reason", help="Why, in a sentence: officers read it.")
 @click.option("--request", metavar="ID", help="Carry request ID out, which officers approved; it works once.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Where the sealed bundle goes.")
-@click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
+@json_option
 def export_details(
     start: int | None,
     end: int | None,
@@ -170,7 +170,7 @@ def _text(checkpoint: Path) -> str:
 
 
 @audit.command()
-@click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
+@json_option
 def fingerprint(*, as_json: bool) -> None:
     """The fingerprint of the key that signs this log: what an auditor pins, once, from a source they trust."""
     site = Site.load(Settings.load(os.environ).site_file)
@@ -182,7 +182,7 @@ def fingerprint(*, as_json: bool) -> None:
 
 
 @audit.command()
-@click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
+@json_option
 def cosigner(*, as_json: bool) -> None:
     """The key by which the other site co-signs this log, and how far it did: auditors give it to the verifier (--cosigner).
 
@@ -197,7 +197,7 @@ def cosigner(*, as_json: bool) -> None:
 
 @audit.command("cosign-anew")
 @click.argument("files", type=_FILE, nargs=-1, required=True)
-@click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
+@json_option
 def cosign_anew(files: tuple[Path, ...], *, as_json: bool) -> None:
     """At the other site: co-sign a log that officers let go on from an older end, by the request that they signed.
 

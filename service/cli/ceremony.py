@@ -23,6 +23,7 @@ from service.cli.ceremony_output import file_name, say_story, story_facts, story
 from service.cli.loading import Listing
 from service.cli.main import say_json
 from service.cli.officer_keys import key_option, officer_key
+from service.cli.output import json_option
 from service.cli.pins import pin, rotation_option, rotation_pin
 from service.errors import NotRunning
 from service.isolation import establish
@@ -38,7 +39,6 @@ _LOOK_S = 0.5
 
 
 _ROSTER = click.option("--roster", type=_FILE, help="The cluster's roster.  [default: `roster` in the state folder]")
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
 _OUT = click.option("--out", type=click.Path(path_type=Path), help="Where the message goes.  [default: a name by version and step]")
 _COMPARED = click.option("--yes", is_flag=True, help="The fingerprints were compared: do not ask.")
 _DESK = (
@@ -66,7 +66,7 @@ def _at_desk(*more: Callable[[Any], Any]) -> Callable[[Any], Any]:
         ) -> None:
             command(_open_desk(key, roster, pin_file, so_pin_file, rotation_pin_file), **rest)
 
-        for option in reversed((*_DESK, _ROSTER, *more, _JSON)):
+        for option in reversed((*_DESK, _ROSTER, *more, json_option)):
             run = option(run)
         return run
 
@@ -165,7 +165,7 @@ def keep(desk: Desk, transcript: Path, as_json: bool) -> None:
 
 
 @ceremony.command("list")
-@_JSON
+@json_option
 def list_(as_json: bool) -> None:
     """Show the ceremonies that were begun at this site and are not whole."""
     found = open_ones(Settings.load(os.environ))
@@ -205,7 +205,7 @@ def abandon(desk: Desk, ring: str, version: int, dry_run: bool, yes: bool, as_js
 @ceremony.command()
 @click.argument("plan", type=_FILE)
 @_ROSTER
-@_JSON
+@json_option
 def announce(plan: Path, roster: Path | None, as_json: bool) -> None:
     """At a serving host that is not the officer's console: let its processes meet PLAN's master in their token.
 
@@ -220,7 +220,7 @@ def announce(plan: Path, roster: Path | None, as_json: bool) -> None:
 
 @ceremony.command("rehearse")
 @click.option("--ring", default="main", show_default=True, help="The ring that gets a new version.")
-@_JSON
+@json_option
 def rehearsed(ring: str, as_json: bool) -> None:
     """Play both officers on this machine, with the development installation's own keys and PINs. No production does this.
 
@@ -240,7 +240,7 @@ def rehearsed(ring: str, as_json: bool) -> None:
 @ceremony.command()
 @click.argument("file", type=_FILE)
 @_ROSTER
-@_JSON
+@json_option
 def verify(file: Path, roster: Path | None, as_json: bool) -> None:
     """Check a transcript with public keys alone: every signature, the chain of messages, both tokens, both officers."""
     story, known = _read(file), _roster(roster)

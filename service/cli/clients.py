@@ -21,7 +21,7 @@ from service.cli.asking import confirmed
 from service.cli.hours import hours_asked, hours_options, hours_said
 from service.cli.loading import Listing
 from service.cli.main import say_json
-from service.cli.output import say_awaiting
+from service.cli.output import json_option, say, say_awaiting
 from service.errors import ClientAwaitsOfficers, ClientMissing
 from service.settings import Settings
 
@@ -47,7 +47,7 @@ for authority_command in (authorities.trust, authorities.update_crl, authorities
 @click.option("--certificate", type=click.File("rb"), help="A certificate (PEM) that NAME has already, of a trusted authority.")
 @click.option("--jkt", help="With --certificate: the RFC 7638 thumbprint of NAME's DPoP key.")
 @click.option("--request", metavar="ID", help="Register the keys that waited for officers, as they approved in request ID.")
-@click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
+@json_option
 def add(
     name: str,
     tenant: str | None,
@@ -103,7 +103,7 @@ def _made(name: str, folder: Path, *, as_json: bool) -> None:
 @click.option(
     "--role", "roles", type=click.Choice([role.value for role in Role]), multiple=True, required=True, help="May be repeated."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
+@json_option
 def accept(name: str, certificate: BinaryIO, jkt: str, tenant: str, roles: tuple[str, ...], as_json: bool) -> None:
     """Register NAME by a certificate that it has, of an authority that is trusted here (`trust-ca`). The other site hears of it."""
     _accepted(name, certificate, jkt, tenant, roles, as_json=as_json)
@@ -113,7 +113,7 @@ def _accepted(name: str, certificate: BinaryIO, jkt: str, tenant: str, roles: Se
     named = [Role(role) for role in roles]
     with _awaiting(name, as_json=as_json):
         row = registered.accept(Settings.load(os.environ), name, certificate.read(), tenant=tenant, roles=named, jkt=jkt)
-    _say(row, f"{name} is registered", as_json=as_json)
+    say(row, [f"{name} is registered"], as_json=as_json)
 
 
 @clients.command("roles")
@@ -121,7 +121,7 @@ def _accepted(name: str, certificate: BinaryIO, jkt: str, tenant: str, roles: Se
 @click.option(
     "--role", "roles", type=click.Choice([role.value for role in Role]), multiple=True, required=True, help="May be repeated."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
+@json_option
 def roles_(name: str, roles: tuple[str, ...], as_json: bool) -> None:
     """Give NAME exactly these roles; they hold from its next request on, at every worker.
 
@@ -129,13 +129,13 @@ def roles_(name: str, roles: tuple[str, ...], as_json: bool) -> None:
     """
     with _awaiting(name, as_json=as_json):
         row = registered.change_roles(Settings.load(os.environ), name, [Role(role) for role in roles])
-    _say(row, f"{name} has the roles {', '.join(row['roles'])}", as_json=as_json)
+    say(row, [f"{name} has the roles {', '.join(row['roles'])}"], as_json=as_json)
 
 
 @clients.command()
 @click.argument("name")
 @click.option("--request", metavar="ID", help="Register the keys that waited for officers, as they approved in request ID.")
-@click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
+@json_option
 def rotate(name: str, request: str | None, as_json: bool) -> None:
     """Give NAME new keys, for development; the old ones end with its next request. Tenant and roles stay."""
     with _awaiting(name, as_json=as_json):
@@ -151,7 +151,7 @@ def rotate(name: str, request: str | None, as_json: bool) -> None:
 @click.argument("name")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
+@json_option
 def revoke(name: str, dry_run: bool, yes: bool, as_json: bool) -> None:
     """End NAME for good: every worker refuses its next request, also with a token in hand. A revoked name stays taken."""
     settings = Settings.load(os.environ)
@@ -160,12 +160,12 @@ def revoke(name: str, dry_run: bool, yes: bool, as_json: bool) -> None:
         if found is None:
             raise ClientMissing(f"there is no client {name}")
         found |= {"changed": False, "would_change": found["state"] == ClientState.ACTIVE.value}
-        _say(found, f"{name} would be revoked" if found["would_change"] else f"{name} was revoked before", as_json=as_json)
+        say(found, [f"{name} would be revoked" if found["would_change"] else f"{name} was revoked before"], as_json=as_json)
         return
     if not yes:
         confirmed(f"Revoke {name}? This cannot be undone.")
     done = registered.revoke(settings, name)
-    _say(done, f"{name} is revoked" if done["changed"] else f"{name} was revoked before", as_json=as_json)
+    say(done, [f"{name} is revoked" if done["changed"] else f"{name} was revoked before"], as_json=as_json)
 
 
 @clients.command()
@@ -182,7 +182,7 @@ def revoke(name: str, dry_run: bool, yes: bool, as_json: bool) -> None:
 )
 @click.option("--voice", type=click.UUID, help="The one voice that the browser may read, and speak with if it is a speaker.")
 @click.option("--minutes", type=click.IntRange(1, MAX_LIFETIME_S // 60), default=MAX_LIFETIME_S // 60, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
+@json_option
 def invite(name: str, tenant: str, roles: tuple[str, ...], voice: UUID | None, minutes: int, as_json: bool) -> None:
     """Make a one-time code with which one browser registers a key of its own, and is the client NAME from then on.
 
@@ -192,7 +192,7 @@ def invite(name: str, tenant: str, roles: tuple[str, ...], voice: UUID | None, m
     """
     named = [Role(role) for role in roles]
     made = registered.invite(Settings.load(os.environ), name, tenant=tenant, roles=named, voice=voice, lifetime_s=60 * minutes)
-    _say({"client": name, "tenant": tenant, "roles": list(roles), **made}, made["code"], as_json=as_json)
+    say({"client": name, "tenant": tenant, "roles": list(roles), **made}, [made["code"]], as_json=as_json)
     click.echo(f"it works once, until {made['expires_at']}, for pages of {', '.join(made['origins']) or 'no origin'}", err=True)
     if not made["origins"]:
         click.echo("to let a page use it: GLOTTIS_BROWSER_ORIGINS=https://the.page's.origin glottis up", err=True)
@@ -219,7 +219,7 @@ def list_(as_json: bool) -> None:
 @click.option("--characters", type=click.IntRange(0, 10**12), help="Characters of speech a day.")
 @click.option("--seconds", type=click.IntRange(0, 10**12), help="Seconds of speech a day.")
 @click.option("--attempts", type=click.IntRange(0, 10**12), help="Failed attempts a minute; counted for clients alone.")
-@click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
+@json_option
 def quota(name: str, voice: bool, as_json: bool, **limits: int | None) -> None:
     """Show how much NAME may use, or set it: what is not given stays as it is. '*' is every client (or voice) without an own quota.
 
@@ -232,13 +232,13 @@ def quota(name: str, voice: bool, as_json: bool, **limits: int | None) -> None:
     minute, day = f"{found['requests']} requests", f"{found['characters']} characters and {found['seconds']} seconds of speech"
     failing = "" if voice else f" and {found['attempts']} failed attempts"
     sentence = f"{whose if name == EVERYONE else name} may use {minute}{failing} a minute, {day} a day"
-    _say({"name": name, "scope": "voice" if voice else "client", **found}, sentence, as_json=as_json)
+    say({"name": name, "scope": "voice" if voice else "client", **found}, [sentence], as_json=as_json)
 
 
 @clients.command("hours")
 @click.argument("name")
 @hours_options
-@click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
+@json_option
 def hours_(name: str, as_json: bool, **said: Any) -> None:
     """Show in which hours NAME may call, or set them: --days mon-fri --from 08:00 --to 18:00 --zone Europe/Zurich.
 
@@ -247,7 +247,7 @@ def hours_(name: str, as_json: bool, **said: Any) -> None:
     """
     change, hours = hours_asked(**said)
     row = registered.limit(Settings.load(os.environ), name, change=change, hours=hours)
-    _say(row, f"{name} may call {hours_said(row['hours'])}", as_json=as_json)
+    say(row, [f"{name} may call {hours_said(row['hours'])}"], as_json=as_json)
 
 
 @contextmanager
@@ -259,13 +259,6 @@ def _awaiting(name: str, *, as_json: bool) -> Iterator[None]:
         facts = {"client": name, "request": waits.request, "needed": waits.needed}
         lines = ["one of the roles is marked as needing officers"]
         say_awaiting(facts, lines, waits.request, waits.needed, as_json=as_json)
-
-
-def _say(facts: Mapping[str, Any], sentence: str, *, as_json: bool) -> None:
-    if as_json:
-        say_json(facts)
-    else:
-        click.echo(sentence)
 
 
 def _table(found: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -23,7 +23,7 @@ from policies.grants import Purpose
 from policies.hours import Hours
 from service.cli.exits import Ended, Exit
 from service.cli.loading import loading
-from service.cli.main import say_json
+from service.cli.output import json_option, say
 from service.settings import Settings
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -33,7 +33,6 @@ _folder = click.option(
     default=SHIPPED,
     help="A set of your own: schema.cedarschema, *.cedar, cases/*.json. Default: the set that ships, which the vault uses.",
 )
-_json = click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
 
 
 _SETS: Mapping[str, tuple[str, str]] = {
@@ -57,18 +56,18 @@ def policy() -> None:
 
 @policy.command()
 @_folder
-@_json
+@json_option
 def check(folder: Path, as_json: bool) -> None:
     """Validate every policy against the schema. Ends with 3 where the set would not be loaded."""
     with _told():
         engine = _engine(folder)
     facts = {"valid": True, "policies": len(engine.policies)}
-    _say(facts, [f"{len(engine.policies)} policies fit their schema"], as_json=as_json)
+    say(facts, [f"{len(engine.policies)} policies fit their schema"], as_json=as_json)
 
 
 @policy.command()
 @_folder
-@_json
+@json_option
 def test(folder: Path, as_json: bool) -> None:
     """Run the tables of cases. Ends with 3 if a row comes out otherwise, or if no row tells that a policy is there."""
     with _told():
@@ -81,7 +80,7 @@ def test(folder: Path, as_json: bool) -> None:
     }
     lines = [f"FAILS  {f.case}: expected {_short(f.case.expected)}, found {_short(f.found)}" for f in failed]
     lines += [f"FAILS  {name}: no row expects it to decide" for name in uncovered]
-    _say(facts, [*lines, f"{len(rows) - len(failed)} of {len(rows)} rows hold"], as_json=as_json)
+    say(facts, [*lines, f"{len(rows) - len(failed)} of {len(rows)} rows hold"], as_json=as_json)
     if failed or uncovered:
         raise Ended(Exit.INTEGRITY)
 
@@ -89,7 +88,7 @@ def test(folder: Path, as_json: bool) -> None:
 @policy.command()
 @_folder
 @click.option("--active", is_flag=True, help="The set that decides at the running site, instead of a folder's.")
-@_json
+@json_option
 def show(folder: Path, active: bool, as_json: bool) -> None:
     """List the policies: id, whether it permits or forbids, and its sentence."""
     said: dict[str, Any] = {}
@@ -98,7 +97,7 @@ def show(folder: Path, active: bool, as_json: bool) -> None:
     width = max(len(found.id) for found in engine.policies)
     lines = [f"{found.id.ljust(width)}  {found.effect.ljust(6)}  {found.sentence}" for found in engine.policies]
     head = [f"version {said['version']}, set {said['set']}"] if active else []
-    _say(said | {"policies": [asdict(found) for found in engine.policies]}, head + lines, as_json=as_json)
+    say(said | {"policies": [asdict(found) for found in engine.policies]}, head + lines, as_json=as_json)
 
 
 def _choice(kind: Any) -> click.Choice[str]:
@@ -134,7 +133,7 @@ def _choice(kind: Any) -> click.Choice[str]:
 @click.option("--voice-tenant", help="Default: the client's.")
 @click.option("--consent-tenant", help="Default: the client's.")
 @_folder
-@_json
+@json_option
 def explain_(folder: Path, as_json: bool, **said: Any) -> None:
     """Which policy decides a question, and what would have to change for the other answer.
 
@@ -153,7 +152,7 @@ def explain_(folder: Path, as_json: bool, **said: Any) -> None:
         "reasons": [asdict(reason) for reason in found.reasons],
         "would_change": [list(way) for way in found.changes],
     }
-    _say(facts, _lines(found), as_json=as_json)
+    say(facts, list(_lines(found)), as_json=as_json)
 
 
 def _questions(said: dict[str, Any], now: datetime) -> tuple[Question, Question]:
@@ -275,11 +274,3 @@ def _lines(found: Explanation) -> Iterator[str]:
     else:
         yield f"it would be {other} if all of these were so:"
         yield from (f"  - {change}" for change in found.changes[0])
-
-
-def _say(facts: dict[str, Any], lines: Any, *, as_json: bool) -> None:
-    if as_json:
-        say_json(facts)
-    else:
-        for line in lines:
-            click.echo(line)

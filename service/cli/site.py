@@ -17,7 +17,7 @@ from service.cli.asking import confirmed
 from service.cli.exits import Ended, Exit
 from service.cli.loading import Listing
 from service.cli.main import say_json
-from service.cli.output import say_awaiting
+from service.cli.output import json_option, say, say_awaiting
 from service.errors import IntroductionRefused, SiteBusy
 from service.holding import held
 from service.isolation import establish
@@ -25,7 +25,6 @@ from service.settings import Settings
 from service.site import Site
 from service.sync.admin import SiteRefused, ask
 
-_json = click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
 _AWAY = ("peer_unavailable", "peer_unheard", "site_busy")
 
 
@@ -35,7 +34,7 @@ def site() -> None:
 
 
 @site.command()
-@_json
+@json_option
 def status(as_json: bool) -> None:
     """Show what both sites agree on, what is open, and how far the other one lags.
 
@@ -66,7 +65,7 @@ def status(as_json: bool) -> None:
 
 @site.command()
 @click.option("--save", type=click.Path(file_okay=False, path_type=Path), help="Write every certificate and the roster there.")
-@_json
+@json_option
 def verify(save: Path | None, as_json: bool) -> None:
     """Compare both sites now, and check both histories from the roster on, with public keys alone.
 
@@ -94,7 +93,7 @@ def verify(save: Path | None, as_json: bool) -> None:
 
 
 @site.command()
-@_json
+@json_option
 def exchange(as_json: bool) -> None:
     """Let both sites hear each other now; certificates that one lacks go over, what differs goes into quarantine."""
     found = ask(Settings.load(os.environ), "exchange")
@@ -105,7 +104,7 @@ def exchange(as_json: bool) -> None:
 
 
 @site.command()
-@_json
+@json_option
 def resume(as_json: bool) -> None:
     """Finish the transaction that is open, or end it where no certificate can come to be. It also runs by itself."""
     found = ask(Settings.load(os.environ), "resume")
@@ -119,7 +118,7 @@ def resume(as_json: bool) -> None:
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@_json
+@json_option
 def repair(names: tuple[str, ...], dry_run: bool, yes: bool, as_json: bool) -> None:
     """End the quarantine of master versions such as ring/main/2, by a transaction of both sites.
 
@@ -129,18 +128,18 @@ def repair(names: tuple[str, ...], dry_run: bool, yes: bool, as_json: bool) -> N
     settings = Settings.load(os.environ)
     if dry_run:
         facts = _before_repair(ask(settings, "status"), names)
-        _say(facts, [f"{fact['name']}: {fact['would']}" for fact in facts["repairs"]], as_json=as_json)
+        say(facts, [f"{fact['name']}: {fact['would']}" for fact in facts["repairs"]], as_json=as_json)
         return
     if not yes:
         confirmed(f"Repair {', '.join(names)}?")
     done = ask(settings, "repair", names=list(names))
-    _say(done, [f"repaired at epoch {done['epoch']}"], as_json=as_json)
+    say(done, [f"repaired at epoch {done['epoch']}"], as_json=as_json)
 
 
 @site.command("break-glass")
 @click.option("--hours", type=click.FloatRange(min=0.1, max=168), default=8.0, show_default=True, help="For how long.")
 @click.option("--reason", required=True, help="Why, in a sentence: it stands in the request.")
-@_json
+@json_option
 def break_glass(hours: float, reason: str, as_json: bool) -> None:
     """Ask officers to let this site serve although the other was not heard for longer than GLOTTIS_PEER_AGE_HOURS.
 
@@ -154,7 +153,7 @@ def break_glass(hours: float, reason: str, as_json: bool) -> None:
 @site.command()
 @click.argument("introduction", type=click.File())
 @click.option("--reason", required=True, help="Why, in a sentence: it stays in the history for ever.")
-@_json
+@json_option
 def replace(introduction: Any, reason: str, as_json: bool) -> None:
     """Ask officers to put the site of INTRODUCTION (a file, or - for standard input) in the place of one that is gone for good.
 
@@ -170,7 +169,7 @@ def replace(introduction: Any, reason: str, as_json: bool) -> None:
 
 @site.command()
 @click.option("--reason", required=True, help="Why, in a sentence: it stays in the history for ever.")
-@_json
+@json_option
 def end(reason: str, as_json: bool) -> None:
     """Ask officers to end a transaction that the other site left in doubt, with this site as survivor.
 
@@ -272,11 +271,3 @@ def _before_repair(found: Mapping[str, Any], names: tuple[str, ...]) -> dict[str
             would = "be proved again" if known[name]["held_here"] else "be kept for opening by the site that still holds it"
         repairs.append({"name": name, "would": would})
     return {"changed": False, "repairs": repairs}
-
-
-def _say(facts: Mapping[str, Any], lines: list[str], *, as_json: bool) -> None:
-    if as_json:
-        say_json(facts)
-    else:
-        for line in lines:
-            click.echo(line)
