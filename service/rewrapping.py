@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -43,6 +43,7 @@ from service.settings import Secret, Settings
 from service.site import ROTATION, Site
 
 MOST_WORKERS = 32
+_REPORT = b'{"rewrap": '
 
 
 @dataclass
@@ -114,8 +115,10 @@ def _worker(settings: Settings, job: Job, index: int, pin: Callable[[], str]) ->
         assert child.stdin is not None
         with child:
             try:
-                with child.stdin as pipe:
-                    pipe.write(job.request(index, link))
+                with suppress(BrokenPipeError):  # it died: its last words say why
+                    child.stdin.write(job.request(index, link))
+                    child.stdin.close()
+                child.stdin = None
                 yield child
             finally:
                 child.kill()
@@ -135,14 +138,15 @@ def _mover(settings: Settings, isolation: Isolation, pin: Callable[[], str]) -> 
 
 
 def _listen(child: subprocess.Popen[bytes], index: int, said: queue.SimpleQueue[tuple[int, Mapping[str, Any]]]) -> None:
-    """Pass a worker's lines on; at its end, whether it was one."""
+    """Pass a worker's lines on; at its end, whether it was one. A line that a killed worker left half is passed over."""
     assert child.stdout is not None
     last, done = b"", False
     for line in child.stdout:
-        if line.startswith(b'{"rewrap": '):
-            report = json.loads(line)["rewrap"]
-            done = "done" in report
-            said.put((index, report))
+        if line.startswith(_REPORT):
+            with suppress(ValueError):
+                report = json.loads(line)["rewrap"]
+                done = "done" in report
+                said.put((index, report))
         elif line.strip():
             last = line
     if not done:
