@@ -97,6 +97,9 @@ def token_process(settings: Settings, account: Account, step: str, *, pass_fds: 
             yield TokenProcess(child, step)
         finally:
             child.kill()
+            assert child.stdin is not None
+            with suppress(BrokenPipeError):  # what a dead child was not given any more would hide why it died
+                child.stdin.close()
 
 
 def versions(settings: Settings, *, ring: str, user_pin: str, token: str = "serving") -> Facts:  # noqa: S107 — a token's name

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from service import rewrapping
+from service import ceremony_steps, rewrapping
 from service.errors import StepFailed
+from service.isolation import Account
 from service.settings import Settings
 
 PAGE = '{"rewrap": {"moved": 2, "left": 0, "bad": {}}}\\n'
@@ -60,3 +61,18 @@ def test_a_worker_that_died_before_it_was_asked_has_the_last_word(monkeypatch: p
 @pytest.mark.timeout(30)
 def test_a_worker_that_comes_to_its_end_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [total.moved for total in started(WHOLE, monkeypatch)] == [2]
+
+
+def test_a_token_s_process_that_died_before_it_was_asked_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*_: object, stdin: int, output: int, **__: object) -> subprocess.Popen[bytes]:
+        child = subprocess.Popen([sys.executable, "-S", "-c", DEAD_AT_ONCE], stdin=stdin, stdout=output)
+        child.wait(20)
+        return child
+
+    monkeypatch.setattr(ceremony_steps, "start", start)
+    settings = Settings.load({"GLOTTIS_STATE_DIR": "/nonexistent"})
+    with (
+        pytest.raises(StepFailed, match="The token refused the PIN"),
+        ceremony_steps.token_process(settings, Account.current(), "remove") as token,
+    ):
+        token.ask(user_pin="0000")
