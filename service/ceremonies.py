@@ -28,7 +28,8 @@ from service.ceremony_steps import Facts, TokenProcess, token_process
 from service.errors import OfficerKeyRefused
 from service.isolation import Account, Isolation, establish
 from service.officers import OfficerKey, person_of
-from service.settings import Secret, Settings
+from service.secrets import Secret
+from service.settings import Settings
 from service.site import ROTATION, Site, announce
 
 _CEREMONIES = "ceremonies"
@@ -209,9 +210,9 @@ class Desk:
             for name in self._tokens
             for number in self._token("versions", name, ring=ring, user_pin=self._user_pin(name))["versions"]
         }
-        begun = {story.plan.version for story in _begun(self._settings) if story.plan.ring == ring}
+        made = {story.plan.version for story in begun(self._settings) if story.plan.ring == ring}
         serving = {master.version for master in Site.load(self._settings.site_file).masters if master.ring == ring}
-        return held | begun | serving
+        return held | made | serving
 
     def _user_pin(self, name: str) -> str:
         return self._pins.rotation() if name == ROTATION else self._pins.user()
@@ -251,10 +252,11 @@ class Desk:
 
 def open_ones(settings: Settings) -> list[Transcript]:
     """Ceremonies begun at this site that are not whole: what a desk kept, which needs no key to read."""
-    return [story for story in _begun(settings) if not story.complete]
+    return [story for story in begun(settings) if not story.complete]
 
 
-def _begun(settings: Settings) -> list[Transcript]:
+def begun(settings: Settings) -> list[Transcript]:
+    """Every ceremony that was begun in this state folder, in the order of their files. Raises CeremonyMessageInvalid."""
     return [Transcript.read(path.read_bytes()) for path in sorted((settings.officer_dir / _CEREMONIES).glob("*.ceremony"))]
 
 

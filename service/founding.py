@@ -103,8 +103,4 @@ def _played(settings: Settings, second: Settings) -> Transcript:
 
 def _whole(settings: Settings) -> RingMaster | None:
     """The master of a ceremony that is whole here; that both sites hold it is what its transcript says."""
-    for path in sorted((settings.officer_dir / "ceremonies").glob("*.ceremony")):
-        story = Transcript.read(path.read_bytes())
-        if story.complete:
-            return story.plan.master
-    return None
+    return next((story.plan.master for story in ceremonies.begun(settings) if story.complete), None)

@@ -23,6 +23,7 @@ from service.bringup import Installation
 from service.embedded import ENVIRON as DATABASE_ENVIRON
 from service.embedded import EmbeddedPostgres
 from service.errors import PortTaken, SettingsRefused, SiteNotAdmitted
+from service.holding import held
 from service.isolation import Account, Isolation
 from service.settings import Settings
 from service.supervisor import Program, Supervisor, signals_held
@@ -53,9 +54,9 @@ def running(settings: Settings, say: Callable[[str], None]) -> Iterator[Supervis
         except PortTaken:
             # Most likely by the Glottis that holds this very folder: then that is the message.
             if settings.state_dir.exists():
-                stack.enter_context(bringup.held(settings))
+                stack.enter_context(held(settings))
             raise
-        stack.enter_context(bringup.held(settings))
+        stack.enter_context(held(settings))
         installation = bringup.prepare_files(settings)
         if not settings.roster_file.exists():
             raise SiteNotAdmitted
@@ -71,17 +72,23 @@ def running(settings: Settings, say: Callable[[str], None]) -> Iterator[Supervis
         supervisor.start([sites.process(), log(settings, installation.isolation)])
         founding.found(installation, supervisor.tend)
         if settings.serves:
-            sockets = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in settings.vault_sockets]
-            for unix, path in zip(sockets, settings.vault_sockets, strict=True):
-                _bind(unix, path, installation.isolation)
-            # Counted anew with each start, by all vault workers together; nobody else has business with it.
-            installation.isolation.vault.file(settings.run_dir / ATTEMPTS, fresh_counters())
-            supervisor.start(vaults(settings, installation.isolation, sockets))
-            proxied = stack.enter_context(socket.socket(socket.AF_UNIX)) if settings.edge_socket else None
-            if proxied is not None:
-                bind_for_proxy(proxied, settings)
-            supervisor.start(edges(settings, installation.isolation, listener, proxied))
+            _serve(installation, supervisor, listener, stack)
         yield supervisor
+
+
+def _serve(installation: Installation, supervisor: Supervisor, listener: socket.socket | None, stack: contextlib.ExitStack) -> None:
+    """Start the vault workers, then the edge."""
+    settings, isolation = installation.settings, installation.isolation
+    sockets = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in settings.vault_sockets]
+    for unix, path in zip(sockets, settings.vault_sockets, strict=True):
+        _bind(unix, path, isolation)
+    # Counted anew with each start, by all vault workers together; nobody else has business with it.
+    isolation.vault.file(settings.run_dir / ATTEMPTS, fresh_counters())
+    supervisor.start(vaults(settings, isolation, sockets))
+    proxied = stack.enter_context(socket.socket(socket.AF_UNIX)) if settings.edge_socket else None
+    if proxied is not None:
+        bind_for_proxy(proxied, settings)
+    supervisor.start(edges(settings, isolation, listener, proxied))
 
 
 @dataclass(frozen=True)

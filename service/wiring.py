@@ -54,7 +54,6 @@ from synth.scheduler import Scheduler
 from synth.speech import Speech
 from voiceprints.activity import Activity
 from voiceprints.encoder import Encoder
-from voiceprints.enrolment import Enrolment
 from voiceprints.matching import Matching
 from voiceprints.memory import LockedMemory
 from voiceprints.opening import OpenVoices
@@ -90,9 +89,10 @@ def _vault(settings: Settings, database: Database, hsm: SiteHsm, events: HsmEven
     clock, registry = time.time, Registry(store, time.time)
     signing = SigningKeys(hsm, database, KeyName.TOKEN_SIGNER, lambda: datetime.now(UTC), heard=events.hear)
     callers = _callers(settings, database, hsm, keys, store, audit, glass, signing)
-    memory, activity, encoder, engine = LockedMemory(), Activity(), Encoder(), HibariEngine()
+    memory, engine = LockedMemory(), HibariEngine()
+    hearing: dict[str, Any] = {"memory": memory, "activity": Activity(), "encoder": Encoder()}
     opening = OpenVoices(database=database, keys=keys, memory=memory, clock=clock, break_glass=glass.to_open)
-    matching = Matching(voices=opening, memory=memory, activity=activity, encoder=encoder)
+    matching = Matching(voices=opening, **hearing)
     return Vault(
         database=database,
         gate=callers.gate,
@@ -103,14 +103,7 @@ def _vault(settings: Settings, database: Database, hsm: SiteHsm, events: HsmEven
         store=store,
         intents=audit,
         enrolment=Enrolment(
-            database=database,
-            keys=keys,
-            registry=registry,
-            memory=memory,
-            activity=activity,
-            encoder=encoder,
-            conditioner=engine,
-            scratch_bytes=engine.scratch_bytes,
+            database=database, keys=keys, registry=registry, conditioner=engine, scratch_bytes=engine.scratch_bytes, **hearing
         ),
         erasure=erasure_of(hsm, store, audit, alone=agreement.alone),
         opening=opening,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 from fastapi import FastAPI
@@ -57,7 +58,9 @@ def create_app(
         yield
         await app.state.relay.close()
 
-    app = FastAPI(title="Glottis", version="0.1.0", description=DESCRIPTION, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app = FastAPI(
+        title="Glottis", version=version("glottis"), description=DESCRIPTION, docs_url=None, redoc_url=None, lifespan=lifespan
+    )
     app.add_middleware(BodyCap, browsers=bool(origins))
     if origins:
         app.add_middleware(
