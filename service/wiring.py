@@ -54,6 +54,7 @@ from synth.scheduler import Scheduler
 from synth.speech import Speech
 from voiceprints.activity import Activity
 from voiceprints.encoder import Encoder
+from voiceprints.enrolment import Enrolment
 from voiceprints.matching import Matching
 from voiceprints.memory import LockedMemory
 from voiceprints.opening import OpenVoices
