@@ -27,7 +27,7 @@ from keyvault.sync.statement import Op, Proposal
 from keyvault.sync.store import reading
 from service.base64_text import decoded, encoded
 from service.blast_radius import reached
-from service.sync.operator import Call
+from service.sync.arguments import Call
 
 Facts = dict[str, Any]
 _CARRIED = frozenset({Kind.ROSTER, Kind.REPLACE, Kind.END, Kind.ADOPT_FOR_GOOD})

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 from service.certificates import RENEW_DAYS
-from service.cli.exits import Exit
 from service.edge.authorities import FOLDER, trusted
 from service.edge.revocations import Trusted
+from service.exits import Exit
 from service.findings import Finding
 from service.settings import Settings
 

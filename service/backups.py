@@ -33,7 +33,8 @@ from service.embedded import EmbeddedPostgres
 from service.errors import BackupFailed, BackupRefused
 from service.isolation import establish
 from service.officers import read_roster
-from service.settings import Secret, Settings
+from service.secrets import Secret
+from service.settings import Settings
 from service.sync.admin import ask
 
 DUMP_OPTIONS = ("--enable-row-security",)

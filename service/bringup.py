@@ -20,11 +20,11 @@ from sqlalchemy import make_url
 from service import certificates, sites, step
 from service.embedded import SUPERUSER, EmbeddedPostgres, new_password
 from service.errors import HalfMade
-from service.holding import held as held
 from service.isolation import Account, Isolation, establish
 from service.officers import read_roster
 from service.schema import LOG, OWNER, VAULT
-from service.settings import Secret, Settings
+from service.secrets import Secret
+from service.settings import Settings
 from service.site import ROTATION, Site, holds_masters_twice, module, token_facts
 from service.sites import Introduction
 

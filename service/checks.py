@@ -12,8 +12,8 @@ from sqlalchemy import text
 from service import bringup, holding, site_checks, step
 from service.audit_bundles import check_records
 from service.authority_checks import authorities
-from service.cli.exits import Exit, exit_for
 from service.errors import AlreadyRunning, StateFolderRefused, own_code, words
+from service.exits import Exit, exit_for
 from service.findings import Finding
 from service.hsm_figures import hsm_finding, worker_figures
 from service.isolation import Account, Isolation, establish
@@ -123,7 +123,7 @@ def _token(settings: Settings, name: str, owner: Account) -> str:
 def _running(settings: Settings, isolation: Isolation) -> Iterator[Finding]:
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(bringup.held(settings))
+            stack.enter_context(holding.held(settings))
         except AlreadyRunning:
             yield Finding("processes", "ok", "glottis up is running")
             yield _try("database", lambda: _database(settings))

@@ -12,7 +12,7 @@ from policies.hours import Hours
 from policies.quotas import Scope
 from service.client_approvals import OfficersAwaited
 from service.registration import Registration
-from service.sync.operator import Call
+from service.sync.arguments import Call
 
 Facts = dict[str, Any]
 

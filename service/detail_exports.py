@@ -43,7 +43,7 @@ from policies.audit.export import Range, export
 from policies.audit.store import AuditStore, last_checkpoint
 from policies.audit.verify import VerifierKey
 from service.errors import SealedBundleRefused
-from service.sync.operator import Call
+from service.sync.arguments import Call
 
 MOST_ENTRIES = 20_000
 """In one export: a larger range is several requests."""

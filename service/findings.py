@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from service.cli.exits import Exit
+from service.exits import Exit
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from keyvault.schedules import Action, Schedule, Schedules
 from keyvault.states import KeyState
 from keyvault.store import KeyStore
 from service.rewrapping import plan_facts
-from service.sync.operator import Call
+from service.sync.arguments import Call
 
 Facts = dict[str, Any]
 _log = structlog.get_logger()

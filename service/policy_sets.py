@@ -34,7 +34,7 @@ from policies.sets.store import Activation, ActivationStore
 from service.base64_text import decoded, encoded
 from service.errors import PolicySetRefused
 from service.officers import read_roster
-from service.sync.operator import Call
+from service.sync.arguments import Call
 
 Facts = dict[str, Any]
 REQUEST_HOURS = int(APPROVALS_LAST.total_seconds()) // 3600

@@ -30,6 +30,7 @@ from service import bringup, log_anchor, schema, step
 from service.backups import DUMP, Backup, database_name, postgres_tool, run_tool, unpacked
 from service.embedded import SUPERUSER
 from service.errors import AdoptionIncomplete, BackupRefused, NothingToAdopt, RequestUnreadable
+from service.holding import held
 from service.inboxes import asked_by_site, joined, roster_in_force
 from service.isolation import Isolation, establish
 from service.key_events import KeyEventRecorder
@@ -60,7 +61,7 @@ def apply(settings: Settings, backup: Backup, *, database: bool, tokens: bool) -
     """
     if (settings.site, _cluster(settings)) != (backup.site, backup.cluster):
         raise BackupRefused(f"{backup.folder} is of site {backup.site} of cluster {backup.cluster}, not of this one")
-    with bringup.held(settings):
+    with held(settings):
         isolation = establish(settings.state_dir, settings.site)
         kept, left = _tokens(settings, isolation, backup) if tokens else ((), ())
         if database:
@@ -77,7 +78,7 @@ def requests(settings: Settings, reason: str) -> dict[str, bytes]:
     """
     isolation = establish(settings.state_dir, settings.site)
     found: dict[str, bytes] = {}
-    with bringup.held(settings), _database(settings):
+    with held(settings), _database(settings):
         answer = step.call(settings, isolation.vault, "adoption_request", groups=_groups(settings), reason=reason)
         if answer["older"]:
             found["database"] = base64.b64decode(answer["request"])
@@ -98,7 +99,7 @@ def adopt(settings: Settings, signed: Sequence[bytes]) -> dict[str, Any]:
     gathered = _gathered(signed)
     isolation, groups = establish(settings.state_dir, settings.site), _groups(settings)
     done: dict[str, Any] = {"epoch": None, "recovers_to": None, "log": None}
-    with bringup.held(settings), _database(settings):
+    with held(settings), _database(settings):
         if Kind.REANCHOR not in gathered and step.call(settings, isolation.log, "log_ends", groups=groups)["parted"]:
             raise AdoptionIncomplete  # before anything is adopted: what is half adopted does not start
         if (asked := gathered.get(Kind.ADOPT)) is not None:

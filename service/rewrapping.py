@@ -39,7 +39,8 @@ from service.log_files import last_words
 from service.logs import configure_logging
 from service.masters import serving_token
 from service.rotation_link import mover_at
-from service.settings import Secret, Settings
+from service.secrets import Secret
+from service.settings import Settings
 from service.site import ROTATION, Site
 
 MOST_WORKERS = 32

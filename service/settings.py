@@ -13,7 +13,7 @@ from typing import Self
 from urllib.parse import parse_qsl, urlsplit
 
 from service.errors import SettingsRefused
-from service.secrets import Secret as Secret
+from service.secrets import Secret
 
 PREFIX = "GLOTTIS_"
 LOG_LEVELS = ("debug", "info", "warning", "error")

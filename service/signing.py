@@ -16,7 +16,7 @@ from keyvault.records import RecordMac
 from keyvault.signing.rotation import Seen, SignerRotation
 from keyvault.signing.versions import OVERLAP
 from policies.tokens import key_id
-from service.sync.operator import Call
+from service.sync.arguments import Call
 
 Facts = dict[str, Any]
 _log = structlog.get_logger()

@@ -12,8 +12,8 @@ from sqlalchemy import text
 
 from keyvault.sync.errors import LogForked
 from service.certificates import RENEW_DAYS
-from service.cli.exits import Exit
 from service.errors import NotRunning, SiteBusy
+from service.exits import Exit
 from service.findings import Finding
 from service.hsm_figures import hsm_finding
 from service.schema import opened

@@ -32,9 +32,11 @@ from keyvault.refusals import answers_to_unwraps
 from policies.audit.errors import AuditTampered
 from service import certificates
 from service.authority_key import TokenPrivateKey
+from service.holding import held
 from service.isolation import Account, harden_process
 from service.logs import configure_logging
-from service.settings import Secret, Settings
+from service.secrets import Secret
+from service.settings import Settings
 from service.site import ROTATION, Site, facts_json, holds_masters_twice, module, token_config, token_facts
 
 Answer = dict[str, Any]
@@ -92,7 +94,7 @@ def prepare_site(settings: Settings) -> Answer:
     """Everything in the second site's folder that needs neither the first site nor a database; its introduction."""
     from service import bringup, sites  # they call steps themselves
 
-    with bringup.held(settings):
+    with held(settings):
         made = bringup.prepare_files(settings)
         return sites.introduce(settings, made.isolation, made.site).to_json()
 

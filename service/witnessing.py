@@ -19,7 +19,7 @@ from keyvault.sync.store import reading
 from policies.witness.cosigning import Witness
 from policies.witness.store import WitnessStore
 from service.inboxes import joined
-from service.sync.operator import Call
+from service.sync.arguments import Call
 
 
 @dataclass(frozen=True)

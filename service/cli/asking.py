@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from service.cli.exits import Ended, Exit
 from service.errors import NobodyAnswers
+from service.exits import Ended, Exit
 
 
 def confirmed(question: str, *, instead: str = "give --yes") -> None:

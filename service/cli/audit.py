@@ -14,11 +14,11 @@ import click
 import policies.audit.verify
 from policies.audit.export import Range
 from service.audit_bundles import check_records, export_bundle
-from service.cli.exits import Ended, Exit
 from service.cli.loading import Listing
 from service.cli.main import say_json
 from service.cli.output import json_option, say, say_awaiting
 from service.errors import RecordsTampered
+from service.exits import Ended, Exit
 from service.settings import Settings
 from service.site import Site
 from service.sync.admin import ask

@@ -8,8 +8,8 @@ from dataclasses import asdict
 import click
 
 from service.checks import examine, worst
-from service.cli.exits import Ended, Exit
 from service.cli.main import say_json
+from service.exits import Ended, Exit
 from service.findings import Finding
 from service.settings import Settings
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from service.cli.exits import Exit, exit_for
 from service.cli.loading import loading
 from service.errors import own_code, words
+from service.exits import Exit, exit_for
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "up": ("service.cli.up", "Start everything and keep it running; Ctrl-C stops it."),

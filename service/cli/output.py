@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 
 import click
 
-from service.cli.exits import Ended, Exit
 from service.cli.main import say_json
+from service.exits import Ended, Exit
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import click
 
 from service.cli.asking import typed
-from service.settings import Secret, Settings
+from service.secrets import Secret
+from service.settings import Settings
 from service.site import ROTATION
 
 rotation_option = click.option(

@@ -21,9 +21,9 @@ from policies.errors import HoursInvalid, PolicySetInvalid
 from policies.explanation import Explanation, explain
 from policies.grants import Purpose
 from policies.hours import Hours
-from service.cli.exits import Ended, Exit
 from service.cli.loading import loading
 from service.cli.output import json_option, say
+from service.exits import Ended, Exit
 from service.settings import Settings
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}

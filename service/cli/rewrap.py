@@ -12,9 +12,9 @@ from typing import Any
 import click
 
 from keyvault.hsm import DEFAULT_RING
-from service.cli.exits import Ended, Exit
 from service.cli.output import json_option, say
 from service.cli.pins import rotation_option, rotation_pin
+from service.exits import Ended, Exit
 from service.rewrapping import MOST_WORKERS, Job, Total
 from service.rewrapping import rewrap as run
 from service.settings import Settings

@@ -14,11 +14,11 @@ import click
 from keyvault.sync.roster import Roster
 from service import sites
 from service.cli.asking import confirmed
-from service.cli.exits import Ended, Exit
 from service.cli.loading import Listing
 from service.cli.main import say_json
 from service.cli.output import json_option, say, say_awaiting
 from service.errors import IntroductionRefused, SiteBusy
+from service.exits import Ended, Exit
 from service.holding import held
 from service.isolation import establish
 from service.settings import Settings

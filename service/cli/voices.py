@@ -15,11 +15,11 @@ from keyvault.errors import KeyCompromised
 from policies.authority import VoiceState, VoiceTerm
 from service import step
 from service.cli.asking import confirmed
-from service.cli.exits import Ended, Exit
 from service.cli.hours import hours_asked, hours_options, hours_said
 from service.cli.loading import Listing
 from service.cli.main import say_json
 from service.cli.output import json_option, say, say_awaiting
+from service.exits import Ended, Exit
 from service.holding import require_running
 from service.isolation import establish
 from service.officers import read_roster

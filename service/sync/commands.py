@@ -24,8 +24,8 @@ from keyvault.sync.statement import Certificate, Op, Proposal
 from keyvault.sync.store import lasting
 from keyvault.sync.verify import Summary, verify_certificates
 from service.backups import signed_bytes
+from service.sync.arguments import Call
 from service.sync.assembly import SiteService
-from service.sync.operator import Call
 from service.sync.report import report
 from service.witnessing import WitnessCommands
 

@@ -14,8 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from service.errors import ArgumentRefused, DatabaseUnavailable, ServiceError, own_code
-from service.sync.arguments import Call as Call
-from service.sync.arguments import arguments, typed
+from service.sync.arguments import Call, arguments, typed
 
 _log = structlog.get_logger()
 

@@ -26,10 +26,11 @@ from policies.engine import SHIPPED
 from policies.sets.policy_set import APPROVED_ROLES, PERMISSIONS
 from service import clients
 from service.audit_bundles import verify_bundle
-from service.bringup import embedded_postgres, held, superuser_password
+from service.bringup import embedded_postgres, superuser_password
 from service.cli.main import cli
 from service.client import Refused, VoiceClient
 from service.errors import ClientAwaitsOfficers
+from service.holding import held
 from service.isolation import establish
 from service.masters import connect, serving_token
 from service.schema import opened

@@ -17,6 +17,7 @@ from keyvault.hsm import RingMaster
 from keyvault.pkcs11_start import TokenConfig
 from service import bringup
 from service.errors import HalfMade
+from service.holding import held
 from service.site import Site, token_config
 
 MASTER = RingMaster("main", 1)
@@ -52,6 +53,6 @@ def test_a_token_without_the_master_that_voices_need_is_refused_by_name(new_inst
     assert versions(config, pin) == ()
 
     shutil.rmtree(settings.token_dir("serving"))
-    with bringup.held(settings), pytest.raises(HalfMade, match=r"ring/main/1: no new key is made"):
+    with held(settings), pytest.raises(HalfMade, match=r"ring/main/1: no new key is made"):
         bringup.prepare_files(settings)
     assert not Path(settings.token_dir("serving")).exists()

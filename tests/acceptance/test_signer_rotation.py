@@ -19,7 +19,7 @@ from installation import VARIABLES, Installation
 from keyvault.signing.versions import LEAST_OVERLAP, LOOK_S
 from policies import jws
 from service.audit_bundles import export_bundle, verify_bundle
-from service.cli.exits import Exit
+from service.exits import Exit
 from service.site import Site
 from service.sync.admin import SiteRefused, ask
 

@@ -29,9 +29,9 @@ from keyvault.sync.errors import ApprovalExpired, RequesterApproved
 from keyvault.sync.statement import DESTROY, Op, destruction_subject
 from service.approving import ApprovalCommands, site_inbox
 from service.cli.approvals import approvals
-from service.cli.exits import Exit, exit_for
 from service.cli.officers import officers
 from service.errors import OfficerKeyRefused, RequestUnreadable
+from service.exits import Exit, exit_for
 from service.settings import Settings
 from service.sync import admin, operator
 

@@ -27,6 +27,7 @@ from keyvault.sync.statement import Op
 from service.settings import Settings
 from service.site import Site
 from service.sync import operator
+from service.sync.arguments import Call
 from service.sync.assembly import _service
 from service.sync.commands import Commands
 
@@ -36,7 +37,7 @@ class Desk:
     """The whole desk of a site process, over a fake token and a real database."""
 
     app: Starlette
-    commands: Mapping[str, operator.Call]
+    commands: Mapping[str, Call]
     coordinator: Coordinator
 
     def told(self, call: str, body: bytes) -> str:

@@ -15,6 +15,7 @@ from whole_service import PYTHON_PATH, ROOT, brought_up, free_port, glottis, sta
 
 from service import bringup, step
 from service.errors import AlreadyRunning, HalfMade, StateFolderRefused, StepFailed
+from service.holding import held
 from service.isolation import establish
 from service.settings import Settings
 from service.site import Site
@@ -30,7 +31,7 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 
 def test_a_second_start_changes_nothing(state):  # noqa: F811
     before = snapshot(state.state_dir)
-    with bringup.held(state):
+    with held(state):
         bringup.prepare(state)
     assert snapshot(state.state_dir) == before
 
@@ -89,7 +90,7 @@ def test_site_json_holds_public_facts_and_is_read_back(state):  # noqa: F811
 def test_a_token_that_lost_a_part_is_named_and_left_alone(state, missing):  # noqa: F811
     part = state.token_dir("serving") / missing
     shutil.rmtree(part) if part.is_dir() else part.unlink()
-    with bringup.held(state), pytest.raises(HalfMade, match=f"lacks {missing}") as refused:
+    with held(state), pytest.raises(HalfMade, match=f"lacks {missing}") as refused:
         bringup.prepare_files(state)
     assert str(state.state_dir) in refused.value.mend
     assert state.pin_file("serving").exists()
@@ -104,20 +105,20 @@ def test_a_link_in_a_token_is_named_and_its_target_keeps_owner_and_mode(state, t
     if link.is_dir():
         shutil.rmtree(link)
     link.symlink_to(victim)
-    with bringup.held(state), pytest.raises(StateFolderRefused, match=f"{link} is a link"):
+    with held(state), pytest.raises(StateFolderRefused, match=f"{link} is a link"):
         bringup.prepare_files(state)
     assert (victim.stat().st_uid, victim.stat().st_mode) == (before.st_uid, before.st_mode)
 
 
 def test_a_lost_superuser_file_is_named(state):  # noqa: F811
     state.superuser_file.unlink()
-    with bringup.held(state), pytest.raises(HalfMade, match=r"superuser\.url is missing"):
+    with held(state), pytest.raises(HalfMade, match=r"superuser\.url is missing"):
         bringup.prepare_files(state)
 
 
 def test_an_unreadable_site_file_is_named(state):  # noqa: F811
     state.site_file.write_text("{")
-    with bringup.held(state), pytest.raises(HalfMade, match="cannot be read"):
+    with held(state), pytest.raises(HalfMade, match="cannot be read"):
         bringup.prepare_files(state)
 
 
@@ -130,7 +131,7 @@ def test_a_start_cut_off_anywhere_is_taken_up_again(state):  # noqa: F811
     (state.tls_dir / "server.pem").unlink()
     state.url_file("vault").unlink()
     state.site_file.unlink()
-    with bringup.held(state):
+    with held(state):
         made = bringup.prepare(state)
     assert made.site.tokens["serving"].serial == serving
     assert not state.token_dir("log.new").exists()
@@ -149,9 +150,9 @@ def test_a_wrong_pin_is_one_clear_failure(state):  # noqa: F811
 
 def test_one_process_at_a_time_holds_a_folder(state_dir):
     settings = Settings.load({"GLOTTIS_STATE_DIR": str(state_dir / "s")})
-    with bringup.held(settings), pytest.raises(AlreadyRunning), bringup.held(settings):
+    with held(settings), pytest.raises(AlreadyRunning), held(settings):
         pass
-    with bringup.held(settings):
+    with held(settings):
         pass
 
 
@@ -160,7 +161,7 @@ def test_a_folder_with_other_things_in_it_is_left_as_it_is(state_dir):
     state_dir.chmod(0o755)
     with (
         pytest.raises(StateFolderRefused, match="not of Glottis"),
-        bringup.held(Settings.load({"GLOTTIS_STATE_DIR": str(state_dir)})),
+        held(Settings.load({"GLOTTIS_STATE_DIR": str(state_dir)})),
     ):
         pass
     assert stat.S_IMODE(state_dir.stat().st_mode) == 0o755

@@ -12,7 +12,7 @@ from sqlalchemy import text
 from policies.authority import Client, ClientState, Role, key_alone
 from policies.caller_errors import BrowserRolesRefused
 from policies.store import durable
-from service.cli.exits import Exit, exit_for
+from service.exits import Exit, exit_for
 from service.registration import Registration
 
 

@@ -18,7 +18,7 @@ from hsm_fixtures import SO_PIN, USER_PIN
 
 from keyvault.errors import CeremonyMessageInvalid
 from service.cli.ceremony import ceremony
-from service.cli.exits import Exit, exit_for
+from service.exits import Exit, exit_for
 from service.settings import Settings
 
 PROGRAM = "from service.cli.ceremony import ceremony; ceremony()"

@@ -22,10 +22,10 @@ from policies.authority import VoiceState, VoiceTerm
 from policies.grants import Purpose
 from service import clients, demo
 from service.cli import voices
-from service.cli.exits import BY_CODE, Exit
 from service.cli.headers import NEEDED
 from service.cli.main import cli
 from service.client import VoiceClient
+from service.exits import BY_CODE, Exit
 from service.settings import Settings
 from service.transcript import Transcript
 

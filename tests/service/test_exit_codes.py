@@ -15,11 +15,10 @@ import synth
 import voiceprints
 from keyvault.errors import HsmTimeout, KeyVaultError
 from policies.errors import PolicyError
-from service import demo_attacks
-from service.cli import exits
-from service.cli.exits import BY_CODE, Exit, exit_for
+from service import demo_attacks, exits
 from service.client import Refused
 from service.errors import ServiceError, StepFailed
+from service.exits import BY_CODE, Exit, exit_for
 from synth.errors import SynthError
 from voiceprints.errors import VoiceprintError
 

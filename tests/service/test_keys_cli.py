@@ -15,8 +15,8 @@ from installation import recordings
 from whole_service import Up, brought_up, copied, eventually, glottis  # noqa: F401 — fixtures
 
 from service import clients
-from service.cli.exits import Exit
 from service.client import Refused, VoiceClient
+from service.exits import Exit
 from service.settings import Settings
 from service.sites import DEVELOPMENT_OFFICERS
 

@@ -11,9 +11,9 @@ from sqlalchemy.exc import InternalError, OperationalError
 from keyvault.errors import HsmBusy
 from service import logs
 from service.checks import _try
-from service.cli.exits import Exit
 from service.cli.main import _report
 from service.errors import StepFailed, own_code, words
+from service.exits import Exit
 from service.sync.admin import SiteRefused
 from service.sync.operator import _failed
 from service.sync.work import LONGEST_S, SHORTEST_S, _pause_after

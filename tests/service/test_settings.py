@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from service.errors import SecretRefused, SettingsRefused
-from service.settings import Secret, Settings
+from service.secrets import Secret
+from service.settings import Settings
 from service.settings_page import meanings, page
 
 

@@ -20,8 +20,8 @@ from uvicorn import Server
 from keyvault.sync.errors import PeerUnavailable
 from keyvault.sync.wire import MAX_BYTES
 from service import certificates
-from service.cli.exits import Exit, exit_for
 from service.errors import NotRunning, SiteBusy
+from service.exits import Exit, exit_for
 from service.settings import Settings
 from service.sync import http
 from service.sync.admin import ask

@@ -14,8 +14,8 @@ from installation import recordings
 from whole_service import Up, brought_up, copied, glottis  # noqa: F401 — fixtures
 
 from service import clients
-from service.cli.exits import Exit
 from service.client import Refused, VoiceClient
+from service.exits import Exit
 from service.settings import Settings
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]  # a whole start, and many commands; the demo goes this way each time

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from service import bringup
+from service.holding import held
 from service.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -113,7 +114,7 @@ def brought_up() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="glottis-"))
     folder.chmod(0o711)
     settings = Settings.load({"GLOTTIS_STATE_DIR": str(folder / "s"), "GLOTTIS_SITES": "1"})
-    with bringup.held(settings):
+    with held(settings):
         bringup.prepare(settings)
     yield folder / "s"
     shutil.rmtree(folder)
