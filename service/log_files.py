@@ -8,6 +8,9 @@ import os
 import shutil
 from pathlib import Path
 
+LAST_BYTES = 16384
+"""What is read of a log for its last line."""
+
 
 def roll(path: Path, largest: int) -> bool:
     """Move a log that passed `largest` bytes to `NAME.log.1`, at most that many of its newest; returns whether it did.
@@ -44,3 +47,11 @@ def last_words(log: bytes) -> dict[str, str]:
         if isinstance(said, dict):
             return {name: str(said[name]) for name in ("event", "code", "fix") if name in said}
     return {}
+
+
+def tail(path: Path, start: int) -> bytes:
+    """The newest bytes of a log from `start` on, at most LAST_BYTES; none where there is no log."""
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as log:
+        log.seek(max(start, log.seek(0, os.SEEK_END) - LAST_BYTES))
+        return log.read()
+    return b""

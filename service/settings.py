@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Self
-from urllib.parse import parse_qsl, urlsplit
 
 from service.errors import SettingsRefused
 from service.secrets import Secret
+from service.urls import LOCAL_ORIGIN, is_origin, names_no_password
 
 PREFIX = "GLOTTIS_"
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -312,15 +312,15 @@ def _check(settings: Settings) -> None:
             "GLOTTIS_PEER_PORT and GLOTTIS_SITE_PORT must be between 0 and 65535": 0 <= settings.peer_port <= 65535
             and 0 <= settings.site_port <= 65535,
             "GLOTTIS_PEER_URL must be https://host:port and nothing more": settings.peer_url is None
-            or _is_origin(settings.peer_url),
+            or is_origin(settings.peer_url),
             "GLOTTIS_PEER_AGE_HOURS must be at least 1": settings.peer_age_hours >= 1,
             "GLOTTIS_DESTROY_DELAY_HOURS must not be negative": settings.destroy_delay_hours >= 0,
             "GLOTTIS_SIGNER_DAYS must not be negative": settings.signer_days >= 0,
             "GLOTTIS_BROWSER_ORIGINS must be origins, https://host[:port] (or http://localhost:port), separated by commas": all(
-                _is_origin(origin) or _LOCAL_ORIGIN.fullmatch(origin) for origin in settings.origins
+                is_origin(origin) or LOCAL_ORIGIN.fullmatch(origin) for origin in settings.origins
             ),
-            "GLOTTIS_PUBLIC_BASE_URL must be https://host[:port] and nothing more": _is_origin(settings.public_base_url),
-            "GLOTTIS_DATABASE_URL must be a URL without password: put it into GLOTTIS_DATABASE_URL_FILE": _names_no_password(
+            "GLOTTIS_PUBLIC_BASE_URL must be https://host[:port] and nothing more": is_origin(settings.public_base_url),
+            "GLOTTIS_DATABASE_URL must be a URL without password: put it into GLOTTIS_DATABASE_URL_FILE": names_no_password(
                 settings.database_url
             ),
         }
@@ -328,28 +328,3 @@ def _check(settings: Settings) -> None:
     for rule, holds in rules.items():
         if not holds:
             raise SettingsRefused(rule)
-
-
-_LOCAL_ORIGIN = re.compile(r"http://(localhost|127\.0\.0\.1)(:[1-9][0-9]{0,4})?")
-"""A page under development; browsers give it WebCrypto as they do with https."""
-
-
-def _names_no_password(url: str | None) -> bool:
-    if url is None:
-        return True
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return False
-    # The database's client takes one from the query too (libpq: `password`, `sslpassword`).
-    named = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True) if "password" in name.lower()]
-    return "://" in url and parts.password is None and not named
-
-
-def _is_origin(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        plain = parts.scheme == "https" and url == f"https://{parts.netloc}" and "@" not in url
-        return plain and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False

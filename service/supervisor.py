@@ -16,27 +16,17 @@ from pathlib import Path
 
 from service.errors import ProcessFailed, ServiceError
 from service.isolation import Account, start
-from service.log_files import last_words, roll
+from service.log_files import last_words, roll, tail
 
 READY_SECONDS = 60.0
 BACKOFF_SECONDS = (0.1, 0.5, 1.0, 2.0, 4.0)
 """Waits before each new try; a program that dies once more than this without a steady run in between has failed."""
 STEADY_SECONDS = 20.0
 NEVER_AGAIN = frozenset(
-    {
-        "pin_rejected",
-        "pin_throttled",
-        "pkcs11_module_refused",
-        "audit_diverged",
-        "audit_signing_failed",
-        "hsm_promise_broken",
-        "master_missing",
-        "settings_refused",
-        "secret_refused",
-        "half_made",
-        "edge_self_test_failed",
-        "database_unsuitable",
-    }
+    (
+        "pin_rejected pin_throttled pkcs11_module_refused audit_diverged audit_signing_failed hsm_promise_broken "
+        "master_missing settings_refused secret_refused half_made edge_self_test_failed database_unsuitable"
+    ).split()
 )
 """Codes of last words after which another try could only do harm: a PIN is tried once a start."""
 LARGEST_LOG = 16 * 2**20
@@ -44,7 +34,6 @@ LARGEST_LOG = 16 * 2**20
 LEAVING_SECONDS = 90.0
 """How long a replaced program may finish what it has."""
 _SELDOM_SECONDS = 30.0
-_LAST_BYTES = 16384
 _POLL_SECONDS = 0.05
 _STOP = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 
@@ -132,8 +121,7 @@ class Supervisor:
     def stop(self) -> None:
         """Stop every program, last stage first. No process is left when it returns.
 
-        What is not vital is asked at once, and takes its time beside the others: this takes at most what all stages are given
-        together, or what such a program is given, whichever is longer.
+        What is not vital is asked first, and stops beside the others. All is over after the stages' times together, or its time.
         """
         beside = [child for stage in self._stages for child in stage if not child.program.vital and child.process is not None]
         deadline = time.monotonic() + _asked(beside, 0)
@@ -262,9 +250,9 @@ class Supervisor:
     def _last_words(self, child: _Child) -> dict[str, str]:
         """What this run of the program said last, if that was said as an ending."""
         path = self._log(child)
-        said = _tail(path, child.log_start)
+        said = tail(path, child.log_start)
         if child.rolled:  # its last line may have been said just before
-            said = _tail(path.with_suffix(".log.1"), 0) + said
+            said = tail(path.with_suffix(".log.1"), 0) + said
         last = last_words(said)
         return last if "code" in last else {}
 
@@ -290,13 +278,6 @@ def _left(process: subprocess.Popen[bytes], deadline: float) -> bool:
     process.wait()
     _kill_group(process.pid)
     return True
-
-
-def _tail(path: Path, start: int) -> bytes:
-    with contextlib.suppress(FileNotFoundError), path.open("rb") as log:
-        log.seek(max(start, log.seek(0, os.SEEK_END) - _LAST_BYTES))
-        return log.read()
-    return b""
 
 
 class Stopped(Exception):
