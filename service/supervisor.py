@@ -23,10 +23,11 @@ BACKOFF_SECONDS = (0.1, 0.5, 1.0, 2.0, 4.0)
 """Waits before each new try; a program that dies once more than this without a steady run in between has failed."""
 STEADY_SECONDS = 20.0
 NEVER_AGAIN = frozenset(
-    (
-        "pin_rejected pin_throttled pkcs11_module_refused audit_diverged audit_signing_failed hsm_promise_broken "
-        "master_missing settings_refused secret_refused half_made edge_self_test_failed database_unsuitable"
-    ).split()
+    {
+        *("pin_rejected", "pin_throttled", "pkcs11_module_refused", "audit_diverged"),
+        *("audit_signing_failed", "hsm_promise_broken", "master_missing", "settings_refused"),
+        *("secret_refused", "half_made", "edge_self_test_failed", "database_unsuitable"),
+    }
 )
 """Codes of last words after which another try could only do harm: a PIN is tried once a start."""
 LARGEST_LOG = 16 * 2**20
