@@ -9,6 +9,7 @@ proposed, and by each site again when it votes. Until then it can be cancelled, 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Protocol
@@ -42,6 +43,12 @@ class Masters(Protocol):
         approvals: Sequence[Approval] = (),
     ) -> object:
         """Give these versions, by label, these states at every site. COMPROMISED holds here at once, whatever the other does."""
+
+    def alone(self) -> AbstractContextManager[object]:
+        """While it is held nobody else of this site begins or finishes a change; its holder may call `change_states`."""
+
+    def ending(self, label: str) -> bool:
+        """Whether this site has voted for a change that destroys this version, which can only be finished."""
 
 
 @dataclass(frozen=True)
@@ -216,9 +223,15 @@ class Lifecycle:
     def cancel(self, master: RingMaster, reason: str) -> Cancelled:
         """Stop a destruction, pending or only asked for: officers' signatures for it count no more, so another needs new ones.
 
-        Raises NothingPending, ReasonMissing.
+        Raises NothingPending, ReasonMissing, and KeyStateForbids once this site has voted for it.
         """
         said = _require_reason(reason)
+        with self._masters.alone():
+            return self._cancel(master, said)
+
+    def _cancel(self, master: RingMaster, said: str) -> Cancelled:
+        if self._masters.ending(master.label):
+            raise KeyStateForbids(f"this site has voted to destroy {master.label}: that can only be finished")
         with reading(self._database) as transaction:
             found = self._rings.version(transaction, master)
         scheduled = found.destroy_at is not None and found.state is not KeyState.DESTROYED
@@ -235,10 +248,19 @@ class Lifecycle:
         with reading(self._database) as transaction:
             rows = [row for ring in self._store.rings(transaction) for row in self._rings.versions(transaction, ring)]
         due = [row for row in rows if row.destroy_at is not None and row.destroy_at <= now and row.state is not KeyState.DESTROYED]
-        return [self._end(row, now) for row in due]
+        ended = [self._end(RingMaster(row.ring, row.version), now) for row in due]
+        return [one for one in ended if one is not None]
 
-    def _end(self, row: RingVersion, now: datetime) -> Ended:
-        master = RingMaster(row.ring, row.version)
+    def _end(self, master: RingMaster, now: datetime) -> Ended | None:
+        """None where it was cancelled, or carried out, before its turn came."""
+        with self._masters.alone():
+            with reading(self._database) as transaction:
+                row = self._rings.version(transaction, master)
+            if row.destroy_at is None or row.destroy_at > now or row.state is KeyState.DESTROYED:
+                return None
+            return self._end_alone(row, master, now)
+
+    def _end_alone(self, row: RingVersion, master: RingMaster, now: datetime) -> Ended:
         with reading(self._database) as transaction:
             keys = self._store.references(transaction, row.ring).get(row.version, 0)
         if keys:

@@ -25,6 +25,7 @@ from keyvault.rotation import Rewrapping
 from keyvault.schedules import Action, Schedule, Schedules
 from keyvault.states import KeyState
 from keyvault.store import KeyStore
+from keyvault.sync.coordinator import Coordinator
 from service.rewrapping import plan_facts
 from service.sync.arguments import Call
 
@@ -49,8 +50,9 @@ class KeyParts:
 class DrivenMasters:
     """The coordinator, taken by one command at a time. `done` hears of every approved operation that was carried out."""
 
-    coordinator: Masters
+    coordinator: Coordinator
     driving: AbstractContextManager[object]
+    """One that its holder may take again."""
     done: Callable[[Operation], None]
 
     def change_states(
@@ -65,6 +67,14 @@ class DrivenMasters:
         if operation is not None:
             self.done(operation)
         return closed
+
+    def alone(self) -> AbstractContextManager[object]:
+        return self.driving
+
+    def ending(self, label: str) -> bool:
+        vote = self.coordinator.node.current.vote
+        records = vote.proposal.records if vote else ()
+        return any(record.name == label and record.state is KeyState.DESTROYED for record in records)
 
 
 class KeyCommands:

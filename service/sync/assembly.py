@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -60,7 +60,7 @@ class SiteService:
     rows: Rows
     inbox: Inbox
     witness: Witness
-    driving: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    driving: AbstractContextManager[object] = field(default_factory=threading.RLock, repr=False)
     """Held by whatever drives both sites from here: two at once would only get into each other's way."""
 
     def keys(self) -> KeyCommands:

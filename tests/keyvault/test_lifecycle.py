@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
@@ -58,6 +59,18 @@ class OneSite:
     database: Engine
     changes: list[tuple[dict[str, KeyState], str, Operation | None]] = field(default_factory=list)
     fault: Exception | None = None
+    before: Callable[[], object] = lambda: None
+    """What happens while somebody waits for the turn."""
+    voted: set[str] = field(default_factory=set)
+
+    @contextmanager
+    def alone(self):
+        before, self.before = self.before, lambda: None
+        before()
+        yield
+
+    def ending(self, label: str) -> bool:
+        return label in self.voted
 
     def change_states(
         self, states: Mapping[str, KeyState], reason: str, operation: Operation | None = None, approvals: Sequence[Approval] = ()
@@ -270,6 +283,23 @@ class TestDestruction:
         house.desk.sign("ring/main/1")
         assert house.lifecycle.destroy(V1, "now really").due_at == START + WEEK
         assert [facts["reason"] for facts in house.recorder.of("key.destruction_cancelled")] == ["still needed"]
+
+    def test_one_that_is_cancelled_while_its_end_waits_for_its_turn_stays(self, house):
+        house.desk.sign("ring/main/1")
+        house.lifecycle.destroy(V1, "retired")
+        house.masters.before = lambda: house.lifecycle.cancel(V1, "still needed")
+        assert house.lifecycle.destroy_due(START + WEEK) == []
+        assert house.masters.changes == []
+        assert house.version(V1).destroy_at is None
+
+    def test_what_this_site_voted_for_is_cancelled_no_more(self, house):
+        house.desk.sign("ring/main/1")
+        house.lifecycle.destroy(V1, "retired")
+        house.masters.voted.add("ring/main/1")
+        with pytest.raises(KeyStateForbids):
+            house.lifecycle.cancel(V1, "still needed")
+        assert house.version(V1).destroy_at == START + WEEK
+        assert house.desk.signed
 
     def test_one_that_officers_are_only_asked_for_is_withdrawn(self, house):
         request = house.lifecycle.destroy(V1, "retired").request

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
+from threading import RLock
 from uuid import UUID
 
 import pytest
@@ -21,6 +22,7 @@ from keyvault.states import KeyState
 from keyvault.store import KeyStore
 from keyvault.sync.errors import Conflict, StatementMalformed
 from keyvault.sync.statement import DESTROY, Pending, Signed, Status, destruction_subject
+from service.keys import DrivenMasters
 
 DUE = NOW + timedelta(days=7)
 USED, HEARD = "key.pending_destruction_used", "key.peer_destruction_heard"
@@ -46,7 +48,7 @@ def lifecycle(sites: Sites, name: str) -> Lifecycle:
         hsm=site.hsm,
         store=KeyStore(),
         recorder=site.journal,
-        masters=sites.coordinator(name),
+        masters=DrivenMasters(sites.coordinator(name), RLock(), lambda _: None),
         officers=Approving(),
         cluster="cluster-1",
         clock=lambda: site.now,
