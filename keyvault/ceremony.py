@@ -58,7 +58,7 @@ def officer_token(config: TokenConfig, user_pin: str) -> TokenFacts:
 
 
 def add_master(config: TokenConfig, so_pin: str, user_pin: str, master: RingMaster) -> TokenFacts:
-    """Make one more ring master version, the officer's step of a rotation. A running vault sees it after a restart."""
+    """Make one more ring master version, the officer's step of a rotation. A running vault finds it when it is first asked for."""
     return _ceremony(config, so_pin, user_pin, (), master)
 
 

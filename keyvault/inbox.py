@@ -146,6 +146,8 @@ class Inbox:
         asked = [approval for approval in request.approvals if approval.role == "request"]
         unsigned = replace(roster.quorum, threshold=0)
         unsigned.check(operation, asked, self._parts.verify, now)
+        for approval in request.approvals:  # before anything is written: a refusal leaves no request behind
+            roster.quorum.check_one(operation, approval, self._parts.verify)
         for known in self.all():
             if known.request.operation.nonce == operation.nonce and known.request.operation != operation:
                 raise ApprovalInvalid("the request's nonce was used before")

@@ -199,13 +199,17 @@ class Lifecycle:
 
     # --- its end
 
-    def destroy(self, master: RingMaster, reason: str, delay: timedelta = DEFAULT_DELAY) -> Destruction:
+    def destroy(self, master: RingMaster, reason: str, delay: timedelta | None = None) -> Destruction:
         """Let it be destroyed after `delay`; one that is pending keeps its time. Without approval, file the request for one.
+
+        No delay given is a week, or the least that is set where that is longer.
 
         Keys that it still wraps do not hinder this, only the destruction itself. Raises KeyStateForbids, ReasonMissing,
         DelayTooShort.
         """
         said, now = _require_reason(reason), self._clock()
+        if delay is None:
+            delay = max(DEFAULT_DELAY, self._least_delay)
         if delay < self._least_delay:
             raise DelayTooShort(f"{_hours(delay)} hours are less than the {_hours(self._least_delay)} that are set")
         with reading(self._database) as transaction:

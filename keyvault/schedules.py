@@ -187,6 +187,8 @@ class Schedules:
             outcome = self._rewrapping.run(self._rewrapping.plan(due.master.ring), Part(), rate=due.schedule.rate)
         except RotationPinNeeded as error:  # nothing here has that PIN: people hear of it, and again each day
             return self._told(due, {"version": due.master.label, "code": error.code}, now)
+        if outcome.moved == 0:  # rows that cannot be moved stay due: people hear of them, and again each day
+            return self._told(due, {"version": due.master.label, "bad": len(outcome.bad), "left": outcome.left}, now)
         return Done(due, "moved", {"keys": outcome.moved, "bad": len(outcome.bad), "left": outcome.left})
 
     def _note(self, done: Done, now: datetime) -> None:

@@ -104,7 +104,7 @@ class Tombstones:
         row = self._store.tombstone(transaction, theirs.voice)
         mine = row if row is not None and self._holds(row) else None
         keys, findings = self.keys_of(transaction, theirs.voice)
-        if mine is not None and not keys and _merged(mine, theirs).fields[2:6] == mine.fields[2:6]:
+        if mine is not None and not keys and _coverage(_merged(mine, theirs)) == _coverage(mine):
             return mine if mine.peer_erased_at else self._written(transaction, mine, replace(mine, peer_erased_at=theirs.erased_at))
         doubtful = bool(findings) or mine is not row
         first, last = self._whole_ring(transaction) if doubtful else _covered(keys) if keys else _range(theirs)
@@ -242,3 +242,8 @@ def _merged(old: Tombstone, new: Tombstone) -> Tombstone:
         first_ring_version=min(old.first_ring_version, new.first_ring_version),
         last_ring_version=max(old.last_ring_version, new.last_ring_version),
     )
+
+
+def _coverage(stone: Tombstone) -> tuple[tuple[UUID, ...], str, int, int]:
+    """What it says is erased: the keys, and the versions of their ring."""
+    return stone.dek_ids, stone.ring, stone.first_ring_version, stone.last_ring_version

@@ -16,7 +16,7 @@ import structlog
 
 from keyvault.approvals import Approval, Operation
 from keyvault.database import Database
-from keyvault.errors import KeyNotFound
+from keyvault.errors import KeyNotFound, KeyVaultError
 from keyvault.events import Recorder
 from keyvault.hsm import RingMaster, SiteHsm
 from keyvault.lifecycle import Lifecycle, Masters, Officers, Version
@@ -181,13 +181,17 @@ class KeyCommands:
     def turn(self) -> None:
         """Carry out destructions and schedules that are due, each once.
 
-        Raises what the token or the database cannot do: it stays due.
+        A schedule that cannot be carried out stays due and is logged; what keeps all of them from being read is raised.
         """
         for ended in self.lifecycle.destroy_due(_now()):
             if ended.code:
                 _log.warning("destruction_waits", version=ended.master.label, code=ended.code, said=ended.said)
         for due in self.schedules.due(_now()):
-            done = self.schedules.run(due, _now())
+            try:
+                done = self.schedules.run(due, _now())
+            except KeyVaultError as error:  # it stays due, and hinders no other schedule
+                _log.warning("schedule_waits", schedule=due.schedule.name, why=due.why, code=error.code)
+                continue
             _log.info("schedule", schedule=due.schedule.name, why=due.why, done=done.what, **done.facts)
 
 

@@ -115,7 +115,7 @@ def reading(database: Database) -> Iterator[Transaction]:
 
 @contextmanager
 def snapshot(database: Database) -> Iterator[Transaction]:
-    """As `lasting`, for reading: every query sees the database as it was at the first one."""
+    """As `reading`: every query sees the database as it was at the first one."""
     with reading(database) as transaction:
         transaction.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
         yield transaction

@@ -321,6 +321,11 @@ class TestDestruction:
             house.lifecycle.destroy(V1, "retired", WEEK - timedelta(hours=1))
         assert house.version(V1).destroy_at is None
 
+    def test_none_given_is_the_least_that_is_set_where_that_is_longer_than_a_week(self, house):
+        house.lifecycle._least_delay = 2 * WEEK
+        house.desk.sign("ring/main/1")
+        assert house.lifecycle.destroy(V1, "retired").due_at == START + 2 * WEEK
+
     def test_it_retires_only_at_zero_references(self, house):
         """B13: the old version ends only when no row refers to it, by query at the moment it is due."""
         house.put(V2, KeyState.SUSPENDED)

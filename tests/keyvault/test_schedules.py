@@ -157,6 +157,15 @@ class TestRewrap:
         assert ring.due() == []
         assert ring.schedules.all()[0].last_run_at == START
 
+    def test_rows_that_cannot_be_moved_are_told_once_a_day(self, ring):
+        ring.enrol_under(V1, 1)
+        with ring.database.begin() as transaction:
+            transaction.execute(text("UPDATE wrapped_key SET mac = decode(repeat('00', 16), 'hex')"))
+        ring.schedules.put(Schedule("move", "main", Action.REWRAP))
+        assert [what for what, _ in ring.run()] == ["asked"]
+        assert [what for what, _ in ring.run(START + timedelta(hours=23))] == ["waiting"]
+        assert [what for what, _ in ring.run(START + DAY)] == ["asked"]
+
     def test_nothing_is_due_where_no_version_serves(self, ring):
         ring.enrol_under(V1, 1)
         ring.schedules.put(Schedule("move", "main", Action.REWRAP))

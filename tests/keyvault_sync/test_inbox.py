@@ -227,6 +227,14 @@ def test_a_nonce_is_used_once(world: World) -> None:
     assert len(world.inbox.all()) == 1
 
 
+def test_one_refused_signature_leaves_no_request_behind(world: World) -> None:
+    request = by_officer(DESTROY, SUBJECT, FACTS)
+    forged = signed(request, "bob", PEOPLE["ada"]).approvals
+    with pytest.raises(ApprovalInvalid):
+        world.inbox.file(replace(request, approvals=(*request.approvals, *forged)))
+    assert world.inbox.all() == []
+
+
 def test_nobody_files_in_another_s_name(world: World) -> None:
     honest = by_officer(DESTROY, SUBJECT, FACTS)
     for approvals in ((), signed(honest, "ada", PEOPLE["di"], role="request").approvals):
