@@ -6,6 +6,7 @@ once more when they vote. Rows carry no MAC: to write the database gives nobody 
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from keyvault.sync.roster import Roster
 from keyvault.sync.signatures import Sign, Verify
 from keyvault.sync.store import lasting, reading
 
+_log = logging.getLogger(__name__)
 DONE, CANCELLED = "done", "cancelled"
 
 
@@ -119,11 +121,17 @@ class Inbox:
     # --- what people do
 
     def all(self) -> list[Standing]:
-        """Every request, oldest first, each with its signatures checked against the roster in force."""
+        """Every request, oldest first, each with its signatures checked against the roster in force; one that is none is logged."""
         with reading(self._parts.database) as transaction:
             stored = self._store.requests(transaction)
         roster, now = self._parts.roster(), self._parts.clock()
-        return [self._standing(found, roster, now) for found in stored]
+        known = []
+        for found in stored:
+            try:
+                known.append(self._standing(found, roster, now))
+            except ApprovalInvalid:  # it can be signed and used for nothing, and hinders no other
+                _log.warning("a stored request was changed outside Glottis and is passed over")
+        return known
 
     def one(self, name: str) -> Standing:
         """The request whose digest begins so. Raises RequestUnknown where that is none or several."""

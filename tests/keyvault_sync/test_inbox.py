@@ -235,6 +235,22 @@ def test_one_refused_signature_leaves_no_request_behind(world: World) -> None:
     assert world.inbox.all() == []
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE approval_request SET operation = 'x' WHERE operation_sha256 = :id",
+        "UPDATE approval SET approval = 'x' WHERE operation_sha256 = :id",
+    ],
+)
+def test_a_garbage_row_hinders_no_other_request(world: World, damage: str) -> None:
+    broken = world.inbox.file(by_officer(DESTROY, SUBJECT, FACTS)).request.operation
+    request = by_officer(DESTROY, SUBJECT, FACTS)
+    with world.database.begin() as transaction:
+        transaction.execute(sqlalchemy.text(damage), {"id": broken.digest})
+    world.inbox.file(request)
+    assert [known.request.operation for known in world.inbox.all()] == [request.operation]
+
+
 def test_nobody_files_in_another_s_name(world: World) -> None:
     honest = by_officer(DESTROY, SUBJECT, FACTS)
     for approvals in ((), signed(honest, "ada", PEOPLE["di"], role="request").approvals):
