@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 from uuid import UUID
 
-from sqlalchemy import Table, and_, delete, select, update
+from sqlalchemy import ColumnElement, Table, and_, delete, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from keyvault.database import Rows, Statement, Transaction, send
@@ -29,11 +29,11 @@ from policies.requests import Request, moment, proof_guard, uses_up
 from policies.tables import (
     AUTHORITY,
     CALLED_BY,
-    CLIENT_NAMED,
     CONSUME_PROOF,
     DURABLE_AS,
     LIMITS,
     SPEND,
+    WITH_NEWEST,
     authority_change,
     browser_invitation,
     client,
@@ -142,35 +142,31 @@ class PolicyStore:
 
     def quota(self, transaction: Transaction, scope: Scope, name: str) -> Quota | None:
         """The limits set under this name. Raises AuthorityRowTampered."""
-        row = transaction.execute(select(quota).where(quota.c.scope == scope.value, quota.c.name == name)).one_or_none()
-        return None if row is None else self._read(row, Quota)
+        return self._one(transaction, Quota, quota.c.scope == scope.value, quota.c.name == name)
 
     def client(self, transaction: Transaction, client_id: str) -> Client | None:
         """The client of this name. Raises AuthorityRowTampered."""
-        row = transaction.execute(CLIENT_NAMED, {"client_id": client_id}).one_or_none()
-        return None if row is None else self._read(row[:-1], Client, row[-1])
+        return self._one(transaction, Client, client.c.client_id == client_id)
 
     def clients(self, transaction: Transaction) -> tuple[Client, ...]:
         """Every client, by name. Raises AuthorityRowTampered."""
-        rows = transaction.execute(select(client).order_by(client.c.client_id))
-        return tuple(found for row in rows if (found := self._read(row, Client)))
+        rows = transaction.execute(WITH_NEWEST[client].order_by(client.c.client_id))
+        return tuple(found for row in rows if (found := self._read(row[:-1], Client, row[-1])))
 
     def consent(self, transaction: Transaction, consent_id: UUID) -> Consent | None:
         """This consent. Raises AuthorityRowTampered."""
-        row = transaction.execute(select(consent).where(consent.c.consent_id == consent_id)).one_or_none()
-        return None if row is None else self._read(row, Consent)
+        return self._one(transaction, Consent, consent.c.consent_id == consent_id)
 
     def voice(self, transaction: Transaction, tenant: str, voice_id: UUID) -> Voice | None:
         """This voice, if it is the tenant's. Raises AuthorityRowTampered."""
-        row = transaction.execute(select(voice).where(voice.c.voice_id == voice_id, voice.c.tenant == tenant)).one_or_none()
-        return None if row is None else self._read(row, Voice)
+        return self._one(transaction, Voice, voice.c.voice_id == voice_id, voice.c.tenant == tenant)
 
     def voices(self, transaction: Transaction, tenant: str, limit: int = 1000) -> tuple[Voice, ...]:
         """The tenant's voices, newest first. Raises AuthorityRowTampered."""
         rows = transaction.execute(
-            select(voice).where(voice.c.tenant == tenant).order_by(voice.c.created_at.desc(), voice.c.voice_id).limit(limit)
+            WITH_NEWEST[voice].where(voice.c.tenant == tenant).order_by(voice.c.created_at.desc(), voice.c.voice_id).limit(limit)
         )
-        return tuple(found for row in rows if (found := self._read(row, Voice)))
+        return tuple(found for row in rows if (found := self._read(row[:-1], Voice, row[-1])))
 
     def voice_ids(self, transaction: Transaction, *, limit: int | None = None, **of: object) -> tuple[UUID, ...]:
         """Ids of voices whose rows say so (`tenant=`, `consent_id=`), MACs unchecked: newest first; who erases misses none."""
@@ -212,8 +208,7 @@ class PolicyStore:
 
     def voice_anywhere(self, transaction: Transaction, voice_id: UUID) -> Voice | None:
         """This voice, whoever's it is: for the other site, which asks by key. Raises AuthorityRowTampered."""
-        row = transaction.execute(select(voice).where(voice.c.voice_id == voice_id)).one_or_none()
-        return None if row is None else self._read(row, Voice)
+        return self._one(transaction, Voice, voice.c.voice_id == voice_id)
 
     def take(self, transaction: Transaction, value: Client | Consent | Voice) -> None:
         """Write a row as another site has it, at the row version that it has there, under this site's MAC. The caller read the
@@ -274,6 +269,11 @@ class PolicyStore:
         """Forget used tokens and proofs, and one-time secrets, that no clock would accept any more; returns how many."""
         before, guards = moment(now - RETENTION_S), (used_token, used_proof, upload_ticket, browser_invitation)
         return sum(transaction.execute(delete(table).where(table.c.expires_at < before)).rowcount for table in guards)
+
+    def _one(self, transaction: Transaction, kind: type[AuthorityRow], *where: ColumnElement[bool]) -> AuthorityRow | None:
+        """The row that this is true of, compared with its newest version. Raises AuthorityRowTampered."""
+        row = transaction.execute(WITH_NEWEST[_KINDS[kind][0]].where(*where)).one_or_none()
+        return None if row is None else self._read(row[:-1], kind, row[-1])
 
     def _read(self, row: Sequence[Any], kind: type[AuthorityRow], newest: int | None = None) -> AuthorityRow | None:
         """The value in these columns, in the table's order; None where an outer join found no row.

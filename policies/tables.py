@@ -169,8 +169,13 @@ def _newest(table: Table, key: ColumnElement[Any]) -> ScalarSelect[int]:
     return select(func.max(authority_change.c.row_version)).where(listed).scalar_subquery()
 
 
-CLIENT_NAMED = select(client, _newest(client, client.c.client_id)).where(client.c.client_id == bindparam("client_id"))
-"""The client of this name, and its row's newest version."""
+WITH_NEWEST = {
+    client: select(client, _newest(client, client.c.client_id)),
+    consent: select(consent, _newest(consent, consent.c.consent_id)),
+    voice: select(voice, _newest(voice, voice.c.voice_id)),
+    quota: select(quota, _newest(quota, quota.c.scope + "/" + quota.c.name)),
+}
+"""Rows of these tables, each with its newest version: nobody is shown a row without it being compared."""
 ACTIVATION, ACTIVE = "policy_activation", "active"
 """How the newest activation of a set of policies stands in the list that only grows."""
 _activation = (
@@ -238,7 +243,7 @@ SPEND = text("""
 """)
 """Add to what this client, and this voice of its tenant, used in this minute and day: the client first, always. Where a clock
 is behind, the newer window counts. The rows stay locked until the transaction ends, so no two decide on one sum."""
-LIMITS = select(quota, _newest(quota, quota.c.scope + "/" + quota.c.name)).where(
+LIMITS = WITH_NEWEST[quota].where(
     quota.c.name.in_(
         [
             bindparam("everyone", type_=Text),

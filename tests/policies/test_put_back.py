@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from uuid import uuid4
 
 import pytest
 import sqlalchemy as sa
 from house import House
 from sqlalchemy import text as sql
 
+from keyvault.records import KeyRef
 from policies import errors
 from policies.authority import Role, VoiceTerm
 from policies.errors import PolicyError
@@ -92,6 +94,50 @@ def test_nothing_is_written_upon_an_older_row_put_back(house: House, table, chan
         then(house, voice)
     assert refused.value.detail == f"{table}: put back"
     assert copied(house, table) == before
+
+
+def read_client(house: House, transaction, voice) -> None:
+    house.store.client(transaction, "app")
+
+
+def read_clients(house: House, transaction, voice) -> None:
+    house.store.clients(transaction)
+
+
+def read_voices(house: House, transaction, voice) -> None:
+    house.store.voices(transaction, "acme")
+
+
+def read_voice_by_its_key(house: House, transaction, voice) -> None:
+    house.store.voice_anywhere(transaction, voice)
+
+
+def enrol_under_the_consent(house: House, transaction, voice) -> None:
+    found = house.store.voice(transaction, "acme", voice)
+    key = KeyRef(uuid4(), 1, "main", 1)
+    house.registry.register_voice(transaction, voice_id=uuid4(), tenant="acme", name="two", consent_id=found.consent_id, key=key)
+
+
+@pytest.mark.parametrize(
+    ("table", "change", "read"),
+    [
+        ("client", revoke, read_client),
+        ("client", revoke, read_clients),
+        ("voice", suspend, read_voices),
+        ("voice", suspend, read_voice_by_its_key),
+        ("consent", withdraw, enrol_under_the_consent),
+    ],
+)
+def test_nobody_is_shown_an_older_row_put_back(house: House, table, change, read):
+    """Also after the gate: a consent that is withdrawn meanwhile and put back lets nobody enrol."""
+    voice = house.voice()
+    house.client()
+    before = copied(house, table)
+    change(house, voice)
+    put_back(house, table, before)
+    with pytest.raises(errors.AuthorityRowTampered) as refused, house.database.begin() as transaction:
+        read(house, transaction, voice)
+    assert refused.value.detail == f"{table}: put back"
 
 
 def test_the_control_the_same_row_written_again_opens(house: House):
