@@ -186,8 +186,8 @@ class VoiceKeys:
         """Look into the token again for a master that this process does not serve yet: once for each version of its row."""
         if master in self._hsm.masters() or (master, row.row_version) in self._sought:
             return
-        self._sought.add((master, row.row_version))
         self._hsm.refresh(self.rings.known(transaction), ())
+        self._sought.add((master, row.row_version))  # after it: a look that failed was none
 
 
 _OPENED = frozenset({KeyState.ACTIVE, KeyState.DEACTIVATED, KeyState.COMPROMISED})

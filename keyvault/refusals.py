@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from keyvault.errors import CallFailed, MasterMissing, PromiseBroken
 from keyvault.hsm import RingMaster
 from keyvault.pkcs11_masters import OWN_WRAPPING_KEY, TRUSTED_MASTERS, MasterKind
-from keyvault.pkcs11_names import LOST_SESSION, Answer, Attribute, KeyType, Mechanism, ObjectClass
+from keyvault.pkcs11_names import LOST_MODULE, LOST_SESSION, Answer, Attribute, KeyType, Mechanism, ObjectClass
 from keyvault.pkcs11_raw import Template
 from keyvault.pkcs11_signers import audit_later_version
 from keyvault.pkcs11_start import TokenSession
@@ -204,7 +204,7 @@ def _must_refuse(session: TokenSession, promise: str, attempt: Callable[[], int 
     try:
         made = attempt()
     except CallFailed as error:
-        if error.answer in LOST_SESSION:
+        if error.answer in LOST_SESSION | LOST_MODULE:  # no word about the request
             raise
         return
     if made is not None:
@@ -218,7 +218,7 @@ def _must_not_weaken(session: TokenSession, key: int, wrapped: bytes, right: Tem
     try:
         made = session.calls.unwrap(session.handle, key, wrapped, template)
     except CallFailed as error:
-        if error.answer in LOST_SESSION:
+        if error.answer in LOST_SESSION | LOST_MODULE:  # no word about the request
             raise
         return
     value = session.calls.read(session.handle, made, left_out)

@@ -16,7 +16,7 @@ from keyvault.errors import KeyNotFound, RowChanged, UnwrapRejected
 from keyvault.hsm import RingMaster
 from keyvault.states import KeyState
 from keyvault.sync.durable import DurableSite, SiteParts
-from keyvault.sync.errors import Conflict, KeyStillReferenced, ProofFailed, RotationTokenHolds
+from keyvault.sync.errors import Conflict, KeyStillReferenced, ProofFailed, RotationTokenHolds, StatementMalformed
 from keyvault.sync.ledger import Ledger
 from keyvault.sync.protocol import Proof, Site, Step
 from keyvault.sync.roster import Roster
@@ -157,9 +157,12 @@ class SiteNode:
 
         Raises SitesDiverged, SyncRefused.
         """
-        self._durable.do(lambda site: site.hear(status))
         said = Status.decode(Signed.decode(status).statement)
-        theirs = {RingMaster.named(one.name): one.due for one in said.pending}
+        try:
+            theirs = {RingMaster.named(one.name): one.due for one in said.pending}
+        except ValueError as error:
+            raise StatementMalformed(f"a status names what is no version: {error}") from error
+        self._durable.do(lambda site: site.hear(status))
         try:
             with lasting(self.parts.database) as transaction:
                 self._durable.store.keep_heard(transaction, status, self.parts.clock())

@@ -102,7 +102,9 @@ class RemotePeer:
         found: list[bytes] = []
         while page := self._call("certificates", str(after).encode()):
             found += page
-            after = Certificate.decode(page[-1]).epoch
+            before, after = after, Certificate.decode(page[-1]).epoch
+            if after <= before:  # it would be asked for ever
+                raise StatementMalformed("the other site's certificates do not go on")
         return tuple(found)
 
     def accuse(self, evidence: bytes) -> None:

@@ -84,9 +84,10 @@ def _decoded(cls: Any, data: bytes) -> Any:
         raise StatementMalformed(f"a {cls.DOMAIN} statement has {len(hints)} fields")
     try:
         value = cls(*(_incoming(hint, kind, part) for hint, (kind, part) in zip(hints, parts, strict=True)))
-    except ValueError as error:
+        spelled = value.encode()
+    except (ValueError, OverflowError) as error:  # the latter of a time that is in no year of ours in UTC
         raise StatementMalformed(f"a {cls.DOMAIN} statement does not hold together: {error}") from error
-    if value.encode() != data:
+    if spelled != data:
         raise StatementMalformed(f"a {cls.DOMAIN} statement is spelled in another way")
     return value
 

@@ -151,6 +151,14 @@ def test_a_status_played_back_silences_nothing(sites: Sites, voice: UUID) -> Non
         replace(quiet, pending=(Pending("ring/main/1", DUE),) * 2)
 
 
+def test_a_signed_status_that_names_no_version_is_refused_and_ends_no_process(sites: Sites, voice: UUID) -> None:
+    """The other site's HSM signed it: it is refused like any other message, and not as a fault of ours."""
+    site, asked = sites.a.alive(), sites.b.alive().challenge()
+    odd = site.durable.current().status(asked, site.parts.hsm.held(), (Pending("no label", DUE),))
+    with pytest.raises(StatementMalformed, match="no version"):
+        sites.b.alive().hear(odd)
+
+
 def test_a_row_that_somebody_else_writes_meanwhile_is_heard_of_the_next_time(sites: Sites, voice: UUID) -> None:
     rings = sites.b.alive().durable.rings
     versions = rings.versions

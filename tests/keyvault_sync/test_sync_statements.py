@@ -15,7 +15,7 @@ from keyvault.sync.errors import SignatureInvalid, StatementMalformed
 from keyvault.sync.roster import Roster
 from keyvault.sync.signatures import verify_p256
 from keyvault.sync.state import SiteState
-from keyvault.sync.statement import Ballot, Certificate, DekRecord, Proposal, Signed, Status, batch_root
+from keyvault.sync.statement import Ballot, Certificate, DekRecord, Pending, Proposal, Signed, Status, batch_root
 from keyvault.sync.table import Record, merkle_root
 from keyvault.sync.wire import Statement, domain_of
 
@@ -129,6 +129,15 @@ def test_batches_have_one_order() -> None:
     for wrong in ((two, one), (one, one), ()):
         with pytest.raises(ValueError, match="sorted"):
             batch_root(wrong)
+
+
+def test_a_time_of_no_year_is_another_form() -> None:
+    said = Pending("ring/main/1", NOW)
+    moment = canonical("x", NOW)[len(canonical("x")) :]
+    odd = b"0001-01-01T00:00:00+23:59"
+    assert moment in said.encode()
+    with pytest.raises(StatementMalformed):
+        Pending.decode(said.encode().replace(moment, b"t" + len(odd).to_bytes(4, "big") + odd))
 
 
 def test_signatures_with_another_form_are_refused() -> None:
