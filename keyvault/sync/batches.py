@@ -101,14 +101,14 @@ class Batches:
         done = Pumped()
         if self._peer is None:
             return done
-        self._tell(self._peer)
+        self._tell(self._peer, done)
         self._send_stones(self._peer, done)
         after: UUID | None = _FIRST
         while after is not None:
             batch, after = self._next_keys(after, done, unsynced=True)
             if batch.keys:
                 self._send_keys(self._peer, batch, done)
-                self._tell(self._peer)
+                self._tell(self._peer, done)
         return done
 
     def reconcile(self, *, keys: bool = True) -> Pumped:
@@ -216,12 +216,15 @@ class Batches:
         key = self._keys.key(transaction, row.dek_id)
         return key is not None and KeyRow.of(key, row.tag, row.rows) == row
 
-    def _tell(self, peer: BatchPeer) -> None:
+    def _tell(self, peer: BatchPeer, done: Pumped) -> None:
         """Send this site's receipt for every batch that it signed last. A refused one is not sent again: the other site then
         sends those rows itself, and signs last."""
         with reading(self._parts.database) as transaction:
             waiting = self._store.untold_batches(transaction)
-        for stored in waiting:
+        for batch, stored in waiting.items():
+            if stored is None:
+                done.refused[batch] = RecordTampered.code
+                continue
             code = ""
             try:
                 peer.close(self._envelopes.sealed(Closing.decode(stored.records)))

@@ -20,6 +20,7 @@ from sqlalchemy import (
     DateTime,
     LargeBinary,
     Row,
+    Select,
     Table,
     Text,
     Uuid,
@@ -219,11 +220,10 @@ class SyncStore:
         row = transaction.execute(select(sync_batch).where(sync_batch.c.batch == batch)).one_or_none()
         return None if row is None else self._batch(row)
 
-    def untold_batches(self, transaction: Transaction) -> list[StoredBatch]:
-        """Batches that this site signed last and whose signature the other site has not confirmed, oldest first."""
-        c = sync_batch.c
-        query = select(sync_batch).where(c.kind.in_(("keys", "tombstones"))).order_by(c.created_at)
-        return [self._batch(row) for row in transaction.execute(query)]
+    def untold_batches(self, transaction: Transaction) -> dict[UUID, StoredBatch | None]:
+        """Batches that this site signed last and whose signature the other site has not confirmed, oldest first; None for one
+        that does not carry its MAC."""
+        return self._readable(transaction, select(sync_batch).where(sync_batch.c.kind == "keys").order_by(sync_batch.c.created_at))
 
     def told_batch(self, transaction: Transaction, batch: StoredBatch) -> None:
         """The other site has our signature."""
@@ -234,7 +234,11 @@ class SyncStore:
         """At most `most` batches of keys whose signatures both sites have, in the order of their ids, above that one; None for one
         that does not carry its MAC."""
         c = sync_batch.c
-        query = select(sync_batch).where((c.kind == "keys-told") & (c.batch > after)).order_by(c.batch).limit(most)
+        return self._readable(
+            transaction, select(sync_batch).where((c.kind == "keys-told") & (c.batch > after)).order_by(c.batch).limit(most)
+        )
+
+    def _readable(self, transaction: Transaction, query: Select[Any]) -> dict[UUID, StoredBatch | None]:
         found: dict[UUID, StoredBatch | None] = {}
         for row in transaction.execute(query):
             try:
